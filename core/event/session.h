@@ -1,0 +1,115 @@
+// The shared mapping between the recorder (host) and the target's agent: one memfd, sparse, made by the recorder and
+// mapped into the target before anything is armed. The recorder treats everything the target writes as hostile: it
+// copies, then checks. The target may die at any instruction; nothing recorded before is lost.
+//
+//   0                 SessionHeader        (one page)
+//   sites_offset      Site[kMaxSites]          written by the host, read by the target
+//   counters_offset   SiteCounters[kMaxSites]  written by the target
+//   rings_offset      ring_count x { RingHeader (one page), ring_bytes of records }
+//
+// All integers are native; both sides run on one machine. Fields that both sides touch while running are accessed with
+// __atomic built-ins.
+#pragma once
+
+#include <cstdint>
+
+#include "core/event/record.h"
+
+namespace sonde {
+
+constexpr uint64_t kSessionMagic = 0x31303045444e4f53;  // "SONDE001"
+constexpr uint64_t kPage = 4096;
+
+enum class SessionState : uint32_t { preparing = 0, recording = 1, stopped = 2 };
+enum class FullPolicy : uint32_t { wait = 0, drop = 1, sum = 2 };
+
+// Why a hit, an exit hook or a record was lost. Counted per site in place, shown in every report footer.
+enum class LossCause : uint32_t {
+  nesting = 0,        // more than kMaxContextLevels signal handlers interrupted each other inside the probe path
+  no_return_entry,    // all return trampolines in use: the call ran, its return was not hooked
+  ring_full,          // --drop, or the recorder is gone
+  no_ring,            // more threads than rings
+  count,
+};
+constexpr unsigned kLossCauses = static_cast<unsigned>(LossCause::count);
+
+struct SessionHeader {
+  uint64_t magic;
+  uint64_t size;  // of the whole mapping
+  uint64_t sites_offset, counters_offset, rings_offset;
+  uint64_t ring_bytes;  // a power of two
+  uint32_t ring_count;
+  FullPolicy policy;
+  uint64_t heartbeat_timeout_ticks;  // no heartbeat for so long: the recorder is gone, nobody waits for it
+
+  alignas(64) uint32_t state;  // SessionState; the hit path records only while `recording`
+  uint32_t site_count;         // sites [0, site_count) are valid
+
+  alignas(64) uint64_t heartbeat_ticks;  // written by the recorder at least every 10 ms
+  uint32_t answered;                     // last request that the host has carried out
+
+  alignas(64) uint32_t requested;  // a thread of the target asks (libraries changed) and waits until answered >= it
+  uint32_t rings_taken;            // high-water mark of rings ever taken
+  uint64_t lost_no_thread_state;   // hits of threads for which no thread state was left
+};
+static_assert(sizeof(SessionHeader) <= kPage);
+
+enum SiteFlags : uint32_t {
+  kSiteEnabled = 1,   // soft enable
+  kSiteHijack = 2,    // hook the return
+  kSiteStack = 4,     // a stack record for each hit
+  kSiteInternal = 8,  // the engine's own probe on the loader's debug hook: no record, see agent/loader_event.cc
+};
+
+struct Site {
+  uint64_t function;  // address of the function's entry in the target (before a landing pad)
+  uint64_t patch;     // address of the first patched byte
+  uint64_t resume;    // where execution goes on after the hit: the displaced instructions' copy
+  uint32_t flags;     // SiteFlags
+  uint32_t reserved;
+};
+static_assert(sizeof(Site) == 32);
+
+struct SiteCounters {
+  uint32_t lost[kLossCauses];
+};
+
+enum class RingState : uint32_t { free = 0, taken = 1, ended = 2 };
+
+struct RingHeader {
+  // Identity, written by the producer when it takes the ring.
+  uint32_t state;  // RingState; free -> taken by the target (compare-exchange), ended -> free by the host
+  uint32_t pid, tid;
+  uint32_t reserved;
+  uint64_t thread_pointer;
+  uint64_t taken_ticks;
+
+  alignas(64) uint64_t head;  // bytes consumed, written by the host
+
+  alignas(64) uint64_t tail;  // bytes published, written by the producer
+  uint64_t reserve;           // bytes reserved (>= tail); the producer's own
+  uint64_t nesting;           // reservations in flight; the producer's own
+  uint64_t cached_head;       // the producer's last look at head
+
+  alignas(64) uint64_t calls;  // calls entered and hooked; those without a call record yet are in flight
+  uint64_t waits;              // times the producer waited for room
+  uint64_t waited_ticks;
+  uint64_t lost[kLossCauses];
+};
+static_assert(sizeof(RingHeader) <= kPage);
+
+inline RingHeader* ring_header(SessionHeader* session, uint32_t ring) {
+  return reinterpret_cast<RingHeader*>(reinterpret_cast<char*>(session) + session->rings_offset +
+                                       ring * (kPage + session->ring_bytes));
+}
+inline uint64_t* ring_data(RingHeader* ring) {
+  return reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(ring) + kPage);
+}
+inline Site* session_sites(SessionHeader* session) {
+  return reinterpret_cast<Site*>(reinterpret_cast<char*>(session) + session->sites_offset);
+}
+inline SiteCounters* session_counters(SessionHeader* session) {
+  return reinterpret_cast<SiteCounters*>(reinterpret_cast<char*>(session) + session->counters_offset);
+}
+
+}  // namespace sonde

@@ -1,0 +1,50 @@
+// What the host and the agent agree on beside the session mapping. The host finds these objects by their names in the
+// agent file's .symtab (they are hidden, so nothing in the target can bind to them) and writes them while the target
+// is stopped, before the first site is armed. No code of the agent runs at load time.
+#pragma once
+
+#include <cstdint>
+
+#include "core/event/session.h"
+
+namespace sonde {
+
+constexpr uint32_t kAgentVersion = 1;
+constexpr uint32_t kTrampolines = 131072;  // return trampolines = simultaneous hooked activations of a process
+constexpr uint32_t kTrampolineStride = 16;
+constexpr uint32_t kMaxThreads = 8192;
+constexpr unsigned kMaxContextLevels = 4;
+constexpr unsigned kMaxUnwinders = 64;
+
+// The functions of one unwinder (libgcc, LLVM), wherever it is linked in. The personality of the return trampolines uses
+// those of the image that calls it.
+struct UnwinderFunctions {
+  uint64_t begin, end;  // of the image that holds them
+  uint64_t get_ip, set_ip, set_gr, resume;
+};
+
+// Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in thread.h.
+struct AgentControl {
+  uint32_t version;  // kAgentVersion, constant; the host checks it
+  uint32_t reserved;
+  SessionHeader* session;  // null: nothing recorded
+  void* thread_area;
+  const struct TableArena* tables;  // core/unwind/arena.h; null: no stacks in the target
+  uint64_t main_stack_end;          // end of the main thread's stack mapping
+  uint64_t loader_debug;            // address of the loader's struct r_debug; 0: none
+  uint32_t reserved2;
+  uint32_t unwinder_count;
+  UnwinderFunctions unwinders[kMaxUnwinders];
+};
+
+// Names of the agent's objects for the host.
+//   sonde_agent_control   AgentControl
+//   sonde_entry           code: detours call it (core/native/x86_64/entry.S)
+//   sonde_trap            code: SIGTRAP handler
+//   sonde_trampolines     code: kTrampolines x kTrampolineStride bytes
+//   sonde_entries         ReturnEntry[kTrampolines], same stride
+extern "C" {
+extern AgentControl sonde_agent_control __attribute__((visibility("hidden")));
+}
+
+}  // namespace sonde

@@ -1,0 +1,63 @@
+// All that the walker needs to know of a process, as one position-independent block: mapped read-only into the target
+// for stacks taken there, built in the host's own memory for walks from outside. Written completely before any reader
+// sees it; a new block replaces the old one when libraries come or go (readers hold no reference across hits).
+//
+//   TableArena, ImageEntry[image_count] sorted by begin, DetourEntry[detour_count] sorted by begin, DetourStepEntry...,
+//   SpecialEntry[special_count] sorted by begin; packed tables (core/unwind/table.h) wherever table_offset says.
+// All offsets are bytes from the start of the arena.
+#pragma once
+
+#include <cstdint>
+
+namespace sonde {
+
+enum class SpecialKind : uint32_t {
+  outermost,         // _start, thread start: positively the end of the stack
+  plt,               // PLT stubs
+  lazy_resolver,     // _dl_runtime_resolve*
+  signal_return,     // __restore_rt: the frame is the kernel's rt_sigframe
+  vdso,
+  return_trampoline, // sonde's own: sonde_trampolines
+  return_common,     // sonde's own: code behind the trampolines
+  entry_trampoline,  // sonde's own: sonde_entry
+  detour,
+  unreliable,        // known hand-written code without an exemption
+};
+
+struct ImageEntry {
+  uint64_t begin, end;    // mapped range in the target
+  uint64_t bias;
+  uint64_t table_offset;  // 0: no table
+  uint64_t text_begin, text_end;  // hull of its executable segments in the target
+};
+
+struct SpecialEntry {
+  uint64_t begin, end;
+  uint32_t kind;  // SpecialKind
+  uint32_t reserved;
+};
+
+struct DetourEntry {
+  uint64_t begin, end;
+  uint64_t patch;
+  uint32_t site;
+  uint32_t first_step, step_count;
+  uint32_t reserved;
+};
+
+struct DetourStepEntry {  // as host/plan/plan.h DetourStep
+  uint16_t offset;
+  int16_t original;
+  int16_t sp_adjust;
+  uint16_t reserved;
+};
+
+struct TableArena {
+  uint64_t size;
+  uint64_t images_offset, detours_offset, steps_offset, specials_offset;
+  uint32_t image_count, detour_count, step_count, special_count;
+  // sonde's return trampolines in the target, for return-address recovery; 0 where there is no agent
+  uint64_t trampolines, entries;
+};
+
+}  // namespace sonde

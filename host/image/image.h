@@ -1,0 +1,93 @@
+// One ELF file as sonde sees it: segments, symbols, functions, build id, unwind sections, names. Everything is in the
+// file's own address space (ImageAddr); host/image/maps.h places it in a process. Read with elfutils; separate and
+// compressed debug files are found by build id and .gnu_debuglink. Immutable once opened, shared freely.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/addr.h"
+#include "host/error.h"
+
+namespace sonde::host {
+
+struct Segment {  // PT_LOAD
+  ImageRange range;  // memory size
+  FileOffset offset;
+  uint64_t file_size;
+  bool readable, writable, executable;
+};
+
+struct Section {
+  std::string name;
+  ImageAddr addr;  // 0 if not loaded
+  FileOffset offset;
+  uint64_t size;
+  uint32_t type;   // SHT_*
+  uint64_t flags;  // SHF_*
+};
+
+enum class FunctionSource : uint8_t { symtab, dynsym, eh_frame };
+
+// A place where calls enter. One per entry address: aliases are other names of the same function.
+struct Function {
+  ImageRange range;  // clipped at the next function
+  std::string name;  // raw, without version; "" for those known from .eh_frame only
+  std::vector<std::string> aliases;  // raw, with @VERSION or @@VERSION where the symbol has one
+  FunctionSource source;
+  bool global = false;
+  bool ifunc = false;      // range is the resolver
+  bool cold_part = false;  // X.cold: entered by jumps, never probed
+};
+
+struct NameHit {
+  const Function* function;
+  uint64_t offset;  // bytes from its start
+};
+
+class Image {
+ public:
+  // Opens an ELF file (or a vDSO in memory). An error says what is wrong with the file.
+  static Result<std::shared_ptr<const Image>> open(const std::string& path);
+  static Result<std::shared_ptr<const Image>> from_memory(std::vector<uint8_t> bytes, std::string name);
+
+  const std::string& path() const;
+  std::string_view build_id() const;  // lower-case hex; "" if the file has none
+  uint16_t machine() const;           // EM_*
+  uint16_t type() const;              // ET_EXEC, ET_DYN
+  ImageAddr entry() const;
+  std::optional<std::string> interpreter() const;
+  bool stripped() const;  // no .symtab, here or in a debug file
+  std::span<const Segment> segments() const;
+  std::span<const Section> sections() const;
+  const Section* section(std::string_view name) const;
+  // File bytes of a section (decompressed) or of an address range; empty if absent or NOBITS.
+  std::span<const uint8_t> bytes(const Section& section) const;
+  std::span<const uint8_t> bytes(ImageRange range) const;
+
+  // Sorted by start, non-overlapping.
+  std::span<const Function> functions() const;
+  // The function that holds addr, or null: never a wrong name.
+  std::optional<NameHit> find(ImageAddr addr) const;
+  // Any symbol (function or object) by raw name, from .symtab and .dynsym.
+  std::optional<ImageAddr> symbol(std::string_view raw_name) const;
+
+  ~Image();
+
+ private:
+  Image();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// C++ and Rust names for people: bounded in time and length, the raw name where it cannot be demangled.
+std::string demangle(std::string_view raw);
+// What reports print for a function: demangled, or "app+0x1234" where it has no name.
+std::string display_name(const Image& image, const Function& function);
+
+}  // namespace sonde::host

@@ -1,0 +1,83 @@
+// Which bytes to write where, and why not. Pure: bytes in, plan out; nothing here touches a process. One call plans all
+// chosen functions of one loaded image, because patches of neighbours constrain each other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "host/image/maps.h"
+
+namespace sonde::host {
+
+// How a site is patched, cheapest first.
+enum class Method : uint8_t { nops, jump, short_jump, punned_jump, trap, refused };
+
+enum class Refusal : uint8_t {
+  none,
+  not_code,            // no instruction decodes at offset
+  too_small,           // no method fits and traps are not allowed
+  not_relocatable,     // an instruction that must move cannot
+  jumped_into,         // a branch leads into the bytes and traps are not allowed
+  no_room,             // no address for the detour
+  engine,              // sonde itself, or code its hit path runs
+  cold_part,
+  data_in_text,
+};
+
+// Why a function's return is not hooked though its entry is probed.
+enum class NoHijack : uint8_t {
+  none,
+  reads_return_address,  // dlopen, dlsym and kin, or a load from the return slot
+  returns_twice,         // setjmp family, getcontext, vfork
+  returns_elsewhere,     // clone, longjmp, swapcontext, signal return, program and thread starts
+  pops_arguments,        // ret imm16
+  sanitizer_entry,
+  no_unwinder,           // its image's private unwinder cannot be found
+  pops_return_address,   // pops or changes its return slot
+};
+
+struct DetourStep {      // for the walker: where an instruction of the detour stands for
+  uint16_t offset;       // bytes from the detour's start
+  int16_t original;      // bytes from the patch address; -1: not yet at the displaced instructions
+  int16_t sp_adjust;     // sp here + sp_adjust = sp of the original program at `original`
+};
+
+struct SitePlan {
+  uint32_t function;     // index into the image's functions()
+  Addr entry;            // function entry in the target
+  Addr patch;            // first patched byte (behind a landing pad)
+  Method method = Method::refused;
+  Refusal refusal = Refusal::none;
+  uint32_t refusal_offset = 0;  // bytes from entry
+  NoHijack no_hijack = NoHijack::none;
+  std::vector<uint8_t> original, bytes;  // at `patch`, same length
+  Addr detour;                    // its first instruction; the header lies in front
+  std::vector<uint8_t> detour_bytes;     // header included, for address detour - kHeader
+  Addr resume;                    // of the displaced copies, inside the detour
+  std::vector<DetourStep> steps;
+};
+
+struct PlanRequest {
+  const LoadedImage* image;
+  std::vector<uint32_t> functions;      // indices into image->image->functions()
+  uint32_t first_site;                  // number of the first site; the others follow in order of `functions`
+  Addr entry_trampoline;                // sonde_entry in the target
+  std::vector<AddrRange> used;          // occupied address ranges of the target, sorted; detours go elsewhere
+  bool allow_traps = false;
+  bool force_traps = false;
+};
+
+struct ImagePlan {
+  std::vector<SitePlan> sites;          // one per requested function, same order
+  std::vector<AddrRange> arenas;        // page-aligned, to be mapped executable before anything is written
+  std::vector<std::pair<Addr, std::vector<uint8_t>>> writes;  // to arenas: detours and their pointers
+};
+
+Result<ImagePlan> plan_image(const PlanRequest& request);
+
+const char* describe(Method method);
+const char* describe(Refusal refusal);
+const char* describe(NoHijack reason);
+
+}  // namespace sonde::host
