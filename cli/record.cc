@@ -1,0 +1,7 @@
+#include "cli/commands.h"
+
+namespace sonde::cli {
+
+void add_record(CLI::App&, int&) {}
+
+}  // namespace sonde::cli
