@@ -52,6 +52,10 @@ struct SitePlan {
   uint32_t refusal_offset = 0;  // bytes from entry
   NoHijack no_hijack = NoHijack::none;
   std::vector<uint8_t> original, bytes;  // at `patch`, same length
+  // short_jump only: the long jump in padding nearby, written before `bytes` and restored after them. A pc there stands
+  // for `patch`.
+  Addr island;
+  std::vector<uint8_t> island_original, island_bytes;
   Addr detour;                    // its first instruction; the header lies in front
   std::vector<uint8_t> detour_bytes;     // header included, for address detour - kHeader
   Addr resume;                    // of the displaced copies, inside the detour

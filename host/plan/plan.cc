@@ -1,0 +1,58 @@
+// One call plans one image: see plan.h for the contract, planner.h for the choice of methods.
+#include "host/plan/plan.h"
+
+#include <algorithm>
+
+#include "core/base/check.h"
+#include "host/plan/hijack.h"
+#include "host/plan/planner.h"
+
+namespace sonde::host {
+namespace {
+
+constexpr uint16_t kX86_64 = 62;  // EM_X86_64
+constexpr std::string_view kAgentFile = "libsonde-agent.so";
+
+Refusal refused_at_once(const CodeView& view, const Image& image, const Function& f, uint64_t entry) {
+  std::string_view file = image.path();
+  if (file.substr(file.rfind('/') + 1) == kAgentFile) return Refusal::engine;
+  if (f.cold_part) return Refusal::cold_part;
+  if (!view.in_text(entry)) return Refusal::not_code;
+  return Refusal::none;
+}
+
+NoHijack no_hijack(const CodeView& view, const Function& f, CodeRange range) {
+  if (NoHijack named = no_hijack_by_name(f.name); named != NoHijack::none) return named;
+  for (const std::string& alias : f.aliases)
+    if (NoHijack named = no_hijack_by_name(std::string_view(alias).substr(0, alias.find('@'))); named != NoHijack::none) return named;
+  return no_hijack_by_code(view, range);
+}
+
+}  // namespace
+
+Result<ImagePlan> plan_image(const PlanRequest& request) {
+  const LoadedImage& loaded = *request.image;
+  const Image& image = *loaded.image;
+  if (image.machine() != kX86_64) return fail(image.path() + ": not x86-64 code, cannot be probed here");
+  CodeView view = view_code(loaded);
+  auto functions = image.functions();
+  ImagePlan plan;
+  plan.sites.resize(request.functions.size());
+  std::vector<CodeRange> ranges;
+  for (size_t i = 0; i < request.functions.size(); i++) {
+    SitePlan& site = plan.sites[i];
+    SONDE_CHECK(request.functions[i] < functions.size());
+    const Function& f = functions[request.functions[i]];
+    site.function = request.functions[i];
+    site.entry = site.patch = loaded.to_target(f.range.begin);
+    ranges.push_back({site.entry.value, loaded.to_target(f.range.end).value});
+    site.refusal = refused_at_once(view, image, f, site.entry.value);
+    if (site.refusal == Refusal::none) site.no_hijack = no_hijack(view, f, ranges.back());
+  }
+  Planner planner(view, request);
+  planner.plan(plan.sites, ranges);
+  planner.finish(plan);
+  return plan;
+}
+
+}  // namespace sonde::host

@@ -1,0 +1,54 @@
+// Chooses each site's method, cheapest first, and lays out the detours. Sites constrain each other: no byte is patched
+// twice, and a byte that a punned jump reads as its displacement is patched by nobody.
+#pragma once
+
+#include <map>
+#include <optional>
+
+#include "host/plan/address_space.h"
+#include "host/plan/targets.h"
+#include "host/plan/window.h"
+
+namespace sonde::host {
+
+class Planner {
+ public:
+  Planner(const CodeView& view, const PlanRequest& request);
+
+  // Plans sites[i] for functions[i]. Sites that are refused already are left alone.
+  void plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& functions);
+  void finish(ImagePlan& plan) const;
+
+ private:
+  struct Candidate {
+    SitePlan* site;
+    uint32_t number;
+    CodeRange function;
+    Window window;
+  };
+  bool plan_jump(Candidate& c);
+  bool plan_short_jump(Candidate& c);
+  bool plan_punned_jump(Candidate& c);
+  bool plan_pun(Candidate& c, const Displaced& displaced, uint32_t prefixes);
+  bool plan_trap(Candidate& c);
+
+  // A detour in the main arena.
+  bool add_detour(Candidate& c, const Displaced& displaced);
+  bool place_detour(Candidate& c, const Displaced& displaced, uint64_t at, uint64_t pointer);
+  void set_patch(Candidate& c, Method method, std::vector<uint8_t> bytes);
+  std::optional<uint64_t> find_island(uint64_t patch) const;
+  void reserve_arena(size_t sites);
+
+  const CodeView& view_;
+  const PlanRequest& request_;
+  Targets targets_;
+  AddressSpace space_;
+  std::map<uint64_t, uint64_t> changed_;  // patched bytes: begin -> end
+  std::map<uint64_t, uint64_t> locked_;   // bytes that punned jumps depend on
+  uint64_t arena_ = 0, arena_at_ = 0, arena_end_ = 0;  // the main arena: pointer, then detours
+  uint64_t reach_begin_ = 0, reach_end_ = 0;           // addresses within 2 GB of the whole image
+  std::map<uint64_t, std::vector<uint8_t>> writes_;    // outside the main arena
+  std::vector<uint8_t> arena_bytes_;
+};
+
+}  // namespace sonde::host
