@@ -1,0 +1,141 @@
+// Accepting a packed table: every count, offset, index and enumerator is checked once, so that lookup needs no checks.
+#include "core/unwind/table.h"
+
+#include "core/isa/aarch64.h"
+#include "core/isa/x86_64.h"
+
+namespace sonde {
+namespace {
+
+constexpr uint32_t kMachineX86_64 = 62, kMachineAarch64 = 183;  // EM_*: ELF gABI, table of e_machine
+
+constexpr uint64_t align8(uint64_t n) { return (n + 7) & ~uint64_t{7}; }
+
+// Offsets follow from the counts; a header that says otherwise is malformed.
+bool layout_matches(const TableHeader& h) {
+  uint64_t at = sizeof(TableHeader);
+  auto place = [&](uint32_t offset, uint64_t count, uint64_t each) {
+    bool right = offset == at;
+    at = align8(at + count * each);
+    return right;
+  };
+  return place(h.rows, h.row_count, sizeof(Row)) &&
+         place(h.blocks, uint64_t{h.block_count} + 1, sizeof(TableBlock)) &&
+         place(h.expression_starts, uint64_t{h.expression_count} + 1, 4) && place(h.fine, h.fine_count, 2) &&
+         place(h.change_offsets, h.change_count, 2) && place(h.change_rows, h.change_count, 2) &&
+         place(h.expressions, h.expression_bytes, 1) && at == h.size;
+}
+
+bool value_ok(ValueKind kind, int32_t offset, unsigned regs, uint32_t expressions) {
+  switch (kind) {
+    case ValueKind::same:
+    case ValueKind::at_cfa:
+    case ValueKind::cfa_plus:
+    case ValueKind::undefined: return true;
+    case ValueKind::in_register: return offset >= 0 && static_cast<unsigned>(offset) < regs;
+    case ValueKind::at_expression:
+    case ValueKind::is_expression: return offset >= 0 && static_cast<uint32_t>(offset) < expressions;
+  }
+  return false;
+}
+
+bool row_ok(const Row& row, unsigned regs, uint32_t expressions) {
+  constexpr uint8_t kFlags = kRowSignalFrame | kRowRaSigned | kRowRefuted | kRowInexpressible;
+  if (row.flags & ~kFlags) return false;
+  switch (row.cfa_kind) {
+    case CfaKind::reg_offset:
+    case CfaKind::deref_reg_offset:
+      if (row.cfa_reg >= regs) return false;
+      break;
+    case CfaKind::expression:
+      if (row.cfa_offset < 0 || static_cast<uint32_t>(row.cfa_offset) >= expressions) return false;
+      break;
+    default: return false;
+  }
+  if (!value_ok(row.ra_kind, row.ra_offset, regs, expressions)) return false;
+  for (const SavedReg& saved : row.saved)
+    if (!value_ok(saved.kind, saved.offset, regs, expressions)) return false;
+  return true;
+}
+
+// One block's changes and fine indices.
+bool block_ok(const TableHeader& h, const TableBlock* block, const uint16_t* fine, const uint16_t* offsets,
+              const uint16_t* rows) {
+  uint32_t first = block->first_change, end = block[1].first_change;
+  if (first >= end || end > h.change_count || offsets[first] != 0) return false;
+  for (uint32_t c = first; c < end; c++) {
+    if (c > first && offsets[c] <= offsets[c - 1]) return false;
+    if (rows[c] != kGapRow && rows[c] >= h.row_count) return false;
+  }
+  if (block->first_fine == kNoFine) return true;
+  if (block->first_fine > h.fine_count || h.fine_count - block->first_fine < kFinePerBlock) return false;
+  uint32_t in_force = 0;
+  for (unsigned f = 0; f < kFinePerBlock; f++) {
+    while (first + in_force + 1 < end && offsets[first + in_force + 1] <= (f << kFineShift)) in_force++;
+    if (fine[block->first_fine + f] != in_force) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// Two lanes of multiply and rotate over 8-byte words: finds accidents, not attacks; those are open()'s other checks.
+uint64_t table_checksum(std::span<const uint8_t> bytes) {
+  constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15;
+  uint64_t lane[2] = {bytes.size(), ~uint64_t{bytes.size()}};
+  size_t i = 0;
+  for (unsigned turn = 0; i < bytes.size(); turn ^= 1) {
+    uint64_t word = 0;
+    unsigned n = bytes.size() - i < 8 ? static_cast<unsigned>(bytes.size() - i) : 8;
+    if (n == 8)
+      __builtin_memcpy(&word, bytes.data() + i, 8);
+    else
+      for (unsigned k = 0; k < n; k++) word |= static_cast<uint64_t>(bytes[i + k]) << (8 * k);
+    uint64_t mixed = (lane[turn] ^ word) * kMultiplier;
+    lane[turn] = mixed << 27 | mixed >> 37;
+    i += n;
+  }
+  return (lane[0] * kMultiplier) ^ (lane[1] >> 17) ^ lane[1];
+}
+
+Result<Table> Table::open(std::span<const uint8_t> bytes) {
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % 8) return fail(ErrorCode::malformed);
+  if (bytes.size() < sizeof(TableHeader)) return fail(ErrorCode::truncated, bytes.size());
+  Table table(reinterpret_cast<const TableHeader*>(bytes.data()));
+  const TableHeader& h = table.header();
+  if (h.magic != kTableMagic) return fail(ErrorCode::malformed);
+  if (h.version != kTableVersion) return fail(ErrorCode::unsupported, h.version);
+  if (h.size != bytes.size()) return fail(ErrorCode::truncated, bytes.size());
+  unsigned regs = h.machine == kMachineX86_64 ? X86_64::kRegs : h.machine == kMachineAarch64 ? Aarch64::kRegs : 0;
+  if (!regs) return fail(ErrorCode::unsupported, h.machine);
+  constexpr uint64_t kBlock = uint64_t{1} << kBlockShift;
+  if (h.span > kMaxTableSpan || h.base + h.span < h.base || h.base % kBlock || h.row_count > kGapRow ||
+      (h.span + kBlock - 1) / kBlock != h.block_count || !layout_matches(h))
+    return fail(ErrorCode::malformed, 8);
+  if (table_checksum(bytes.subspan(sizeof(TableHeader))) != h.checksum) return fail(ErrorCode::malformed, 24);
+
+  for (const Row& row : table.rows())
+    if (!row_ok(row, regs, h.expression_count)) return fail(ErrorCode::malformed, h.rows);
+  const auto* starts = table.part<uint32_t>(h.expression_starts);
+  for (uint32_t e = 0; e < h.expression_count; e++)
+    if (starts[e] > starts[e + 1]) return fail(ErrorCode::malformed, h.expression_starts);
+  if (starts[0] != 0 || starts[h.expression_count] != h.expression_bytes)
+    return fail(ErrorCode::malformed, h.expression_starts);
+  const auto* blocks = table.part<TableBlock>(h.blocks);
+  if (blocks[0].first_change != 0 || blocks[h.block_count].first_change != h.change_count)
+    return fail(ErrorCode::malformed, h.blocks);
+  for (uint32_t b = 0; b < h.block_count; b++)
+    if (!block_ok(h, blocks + b, table.part<uint16_t>(h.fine), table.part<uint16_t>(h.change_offsets),
+                  table.part<uint16_t>(h.change_rows)))
+      return fail(ErrorCode::malformed, h.blocks);
+  return table;
+}
+
+std::span<const uint8_t> Table::expression(uint32_t number) const {
+  const TableHeader& h = *header_;
+  if (number >= h.expression_count) return {};
+  const auto* starts = part<uint32_t>(h.expression_starts);
+  return {part<uint8_t>(h.expressions) + starts[number], starts[number + 1] - starts[number]};
+}
+
+}  // namespace sonde
