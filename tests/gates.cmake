@@ -1,0 +1,13 @@
+# Gates: checks over the sources and the built agent. Each has a twin that shows it can fail.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+function(sonde_gate name)
+  add_test(NAME gate_${name} COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tools/${name}.py ${ARGN})
+  add_test(NAME gate_${name}_can_fail COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tools/${name}.py --self-test)
+  set_tests_properties(gate_${name} gate_${name}_can_fail PROPERTIES LABELS gate SKIP_RETURN_CODE 77)
+endfunction()
+sonde_gate(layers)
+sonde_gate(architecture)
+sonde_gate(words)
+if(TARGET sonde_agent)
+  sonde_gate(agent_symbols $<TARGET_FILE:sonde_agent>)
+endif()
