@@ -38,11 +38,13 @@ enum class FunctionSource : uint8_t { symtab, dynsym, eh_frame };
 struct Function {
   ImageRange range;  // clipped at the next function
   std::string name;  // raw, without version; "" for those known from .eh_frame only
-  std::vector<std::string> aliases;  // raw, with @VERSION or @@VERSION where the symbol has one
+  // Raw, with @VERSION or @@VERSION where the symbol has one; so `name` too is here again if it has a version.
+  std::vector<std::string> aliases;
   FunctionSource source;
   bool global = false;
   bool ifunc = false;      // range is the resolver
-  bool cold_part = false;  // X.cold: entered by jumps, never probed
+  bool cold_part = false;  // X.cold and unwind ranges that no call enters: never probed
+  bool label = false;      // a local label without type: names its addresses, never probed
 };
 
 struct NameHit {
@@ -74,7 +76,8 @@ class Image {
   std::span<const Function> functions() const;
   // The function that holds addr, or null: never a wrong name.
   std::optional<NameHit> find(ImageAddr addr) const;
-  // Any symbol (function or object) by raw name, from .symtab and .dynsym.
+  // Any symbol (function or object) by raw name, from .symtab and .dynsym; of several the exported one, of its
+  // versions the default one.
   std::optional<ImageAddr> symbol(std::string_view raw_name) const;
 
   ~Image();
@@ -87,6 +90,8 @@ class Image {
 
 // C++ and Rust names for people: bounded in time and length, the raw name where it cannot be demangled.
 std::string demangle(std::string_view raw);
+// Text with control characters and broken UTF-8 as \xNN, safe for a terminal.
+std::string printable(std::string_view text);
 // What reports print for a function: demangled, or "app+0x1234" where it has no name.
 std::string display_name(const Image& image, const Function& function);
 
