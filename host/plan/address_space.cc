@@ -26,32 +26,6 @@ AddressSpace::AddressSpace(const CodeView& view, std::span<const AddrRange> used
   }
 }
 
-bool AddressSpace::is_free(uint64_t begin, uint64_t end) const {
-  auto it = taken_.lower_bound(end);  // the first that begins at or behind the end
-  return it == taken_.begin() || std::prev(it)->second <= begin;
-}
-
-void AddressSpace::take(uint64_t begin, uint64_t end) {
-  auto it = taken_.upper_bound(begin);
-  if (it != taken_.begin() && std::prev(it)->second >= begin) --it;
-  while (it != taken_.end() && it->first <= end) {
-    begin = std::min(begin, it->first), end = std::max(end, it->second);
-    it = taken_.erase(it);
-  }
-  taken_.emplace(begin, end);
-}
-
-std::optional<uint64_t> AddressSpace::first_fit(uint64_t from, uint64_t to, uint64_t size) const {
-  uint64_t at = from;
-  auto it = taken_.upper_bound(at);
-  if (it != taken_.begin()) at = std::max(at, std::prev(it)->second);
-  for (; at < to; ++it) {
-    if (it == taken_.end() || it->first - at >= size) return at;
-    at = it->second;
-  }
-  return std::nullopt;
-}
-
 std::optional<uint64_t> AddressSpace::closest(uint64_t near, uint64_t from, uint64_t to, uint64_t size) const {
   std::optional<uint64_t> below, above;
   uint64_t free_begin = 0;

@@ -14,11 +14,10 @@ namespace {
 constexpr uint64_t kPageBytes = 4096, kReach = uint64_t{1} << 31, kReachMargin = uint64_t{1} << 20;
 constexpr size_t kSlotBound = 176;  // bytes of arena reserved per site: the longest detour of a 5-byte window, aligned
 constexpr uint64_t kPointerBytes = 8;
-
-bool overlaps(const std::map<uint64_t, uint64_t>& ranges, uint64_t begin, uint64_t end) {
-  auto it = ranges.lower_bound(end);
-  return it != ranges.begin() && std::prev(it)->second > begin;
-}
+constexpr uint32_t kShortJumpBytes = 2;
+constexpr uint64_t kUserEnd = 0x7ffffffff000;
+// In front of a near jmp all processors ignore REX.W, which must come last, and segment overrides.
+constexpr uint8_t kIgnoredPrefixes[] = {0x48, 0x3e, 0x36, 0x26};
 
 std::vector<uint8_t> jump_bytes(uint64_t from, uint64_t to) {
   CodeBuffer code(from);
@@ -88,19 +87,118 @@ void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& f
 
 bool Planner::plan_jump(Candidate& c) {
   const Window& w = c.window;
-  if (!w.fits_jump || overlaps(changed_, w.patch, w.patch + kJumpBytes)) return false;
+  if (!w.fits_jump || changed_.overlaps(w.patch, w.patch + kJumpBytes)) return false;
   bool nops = w.length >= kJumpBytes && std::all_of(w.insns.begin(), w.insns.end(), [](const Insn& i) { return i.nop; });
   if (!add_detour(c, nops ? all_nops(view_, w, c.function.end) : w.first(w.length))) return false;
   set_patch(c, nops ? Method::nops : Method::jump, jump_bytes(w.patch, c.site->detour.value));
   return true;
 }
 
-bool Planner::plan_short_jump(Candidate& c) { return false; }
-bool Planner::plan_punned_jump(Candidate& c) { return false; }
+// eb rel8 at the site, e9 rel32 in padding within its reach.
+bool Planner::plan_short_jump(Candidate& c) {
+  const Window& w = c.window;
+  Displaced displaced;
+  for (size_t i = 0; i < w.insns.size() && displaced.length < kShortJumpBytes; i++)
+    displaced.insns.push_back(w.insns[i]), displaced.length += w.insns[i].length;
+  if (displaced.length < kShortJumpBytes || targets_.marked(w.patch + 1)) return false;
+  if (locked_.overlaps(w.patch, w.patch + kShortJumpBytes)) return false;
+  auto island = find_island(w.patch);
+  if (!island || !add_detour(c, displaced)) return false;
+  auto filler = view_.code_at(*island).first(kJumpBytes);
+  c.site->island = Addr(*island);
+  c.site->island_original.assign(filler.begin(), filler.end());
+  c.site->island_bytes = jump_bytes(*island, c.site->detour.value);
+  changed_.add(*island, *island + kJumpBytes);
+  set_patch(c, Method::short_jump, {0xeb, static_cast<uint8_t>(*island - (w.patch + kShortJumpBytes))});
+  return true;
+}
+
+// Five bytes between two functions that nothing runs into, nothing leads to and nobody uses.
+std::optional<uint64_t> Planner::find_island(uint64_t patch) {
+  uint64_t from = patch + kShortJumpBytes - 128, to = patch + kShortJumpBytes + 127;  // its start, `to` included
+  for (size_t i = view_.function_from(from - 1); i < view_.functions.size(); i++) {
+    CodeRange before = view_.functions[i];
+    if (before.end > to) break;
+    uint64_t end = i + 1 < view_.functions.size() ? view_.functions[i + 1].begin : before.end;
+    if (end - before.end < kJumpBytes || end - before.end > 4096) continue;
+    targets_.add_near(before.begin, end);
+    if (!targets_.ends(before.begin) || !is_dead_padding(view_, targets_, before.end, end)) continue;
+    for (uint64_t at = std::max(before.end, from); at + kJumpBytes <= end && at <= to; at++)
+      if (!changed_.overlaps(at, at + kJumpBytes) && !locked_.overlaps(at, at + kJumpBytes)) return at;
+  }
+  return std::nullopt;
+}
+
+// e9 whose displacement ends in bytes of the following instructions, which stay as they are.
+bool Planner::plan_punned_jump(Candidate& c) {
+  const Window& w = c.window;
+  for (size_t count = w.insns.size(); count > 0; count--) {
+    Displaced displaced;
+    for (size_t i = 0; i < count; i++) displaced.insns.push_back(w.insns[i]), displaced.length += w.insns[i].length;
+    if (displaced.length >= kJumpBytes || targets_.any(w.patch + 1, w.patch + displaced.length)) continue;
+    // Prefixes in front of e9 move the displacement onto other bytes.
+    for (uint32_t prefixes = 0; prefixes < displaced.length; prefixes++)
+      if (plan_pun(c, displaced, prefixes)) return true;
+  }
+  return false;
+}
+
+bool Planner::plan_pun(Candidate& c, const Displaced& displaced, uint32_t prefixes) {
+  // patch: prefixes, e9, `open` displacement bytes of our choice, then bytes of the next instructions
+  uint64_t patch = c.window.patch, jump = patch + prefixes, keep = patch + displaced.length, end = jump + kJumpBytes;
+  if (locked_.overlaps(patch, keep) || changed_.overlaps(keep, end)) return false;
+  auto code = view_.code_at(patch);
+  if (code.size() < prefixes + kJumpBytes) return false;
+  uint32_t open = displaced.length - prefixes - 1;
+  uint32_t displacement = 0;
+  for (uint32_t i = open; i < 4; i++) displacement |= uint32_t{code[prefixes + 1 + i]} << (8 * i);
+  uint64_t low = end + static_cast<uint64_t>(int64_t{static_cast<int32_t>(displacement)});
+  if (low >= kUserEnd || low < x86_64_detour::kHeader) return false;  // wrapped around
+  auto at = place_punned(c, displaced, low, low + (uint64_t{1} << (8 * open)));
+  if (!at) return false;
+  std::vector<uint8_t> bytes(code.begin(), code.begin() + displaced.length);
+  for (uint32_t i = 0; i < prefixes; i++) bytes[i] = kIgnoredPrefixes[prefixes - 1 - i];
+  bytes[prefixes] = 0xe9;
+  uint64_t rel = *at - end;
+  for (uint32_t i = 0; i < open; i++) bytes[prefixes + 1 + i] = static_cast<uint8_t>(rel >> (8 * i));
+  locked_.add(keep, end);
+  set_patch(c, Method::punned_jump, std::move(bytes));
+  return true;
+}
+
+// A detour that starts in [from, to): behind another punned one if possible, so that they share pages.
+std::optional<uint64_t> Planner::place_punned(Candidate& c, const Displaced& displaced, uint64_t from, uint64_t to) {
+  constexpr uint64_t kFront = x86_64_detour::kHeader;
+  uint64_t size = detour_bound(displaced) + kPointerBytes;
+  auto settle = [&](uint64_t at) {
+    uint64_t begin = at - kFront;
+    bool near = arena_ != 0 && fits32(static_cast<int64_t>(arena_ - begin)) && fits32(static_cast<int64_t>(arena_ - (begin + size)));
+    uint64_t own_pointer = begin + size - kPointerBytes;
+    if (!place_detour(c, displaced, at, near ? arena_ : own_pointer)) return false;
+    auto bytes = c.site->detour_bytes;
+    if (!near) {
+      bytes.resize(size - kPointerBytes, 0xcc);
+      auto pointer = pointer_bytes(request_.entry_trampoline.value);
+      bytes.insert(bytes.end(), pointer.begin(), pointer.end());
+    }
+    space_.take(begin, begin + bytes.size());
+    writes_[begin] = std::move(bytes);
+    return true;
+  };
+  int tries = 0;
+  for (auto it = writes_.lower_bound(from - kFront); it != writes_.end() && tries < 8; ++it, tries++) {
+    uint64_t at = it->first + it->second.size() + kFront;
+    if (at >= to) break;
+    if (space_.is_free(at - kFront, at - kFront + size) && settle(at)) return at;
+  }
+  auto begin = space_.first_fit(from - kFront, to - kFront, size);
+  if (!begin || !settle(*begin + kFront)) return std::nullopt;
+  return *begin + kFront;
+}
 
 bool Planner::plan_trap(Candidate& c) {
   const Window& w = c.window;
-  if (w.insns.empty() || overlaps(locked_, w.patch, w.patch + 1)) return false;
+  if (w.insns.empty() || locked_.overlaps(w.patch, w.patch + 1)) return false;
   if (!add_detour(c, w.first(w.insns[0].length))) return false;
   set_patch(c, Method::trap, {0xcc});
   return true;
@@ -120,6 +218,7 @@ bool Planner::place_detour(Candidate& c, const Displaced& displaced, uint64_t at
   Detour detour;
   if (build_detour(at, pointer, c.number, c.window.patch, displaced, &detour) != Moved::yes) return false;
   c.site->detour = Addr(at);
+  arena_used_ |= pointer == arena_;
   c.site->resume = Addr(at + x86_64_detour::kResumeOffset);
   c.site->detour_bytes = std::move(detour.bytes);
   c.site->steps = std::move(detour.steps);
@@ -130,12 +229,12 @@ void Planner::set_patch(Candidate& c, Method method, std::vector<uint8_t> bytes)
   auto code = view_.code_at(c.window.patch).first(bytes.size());
   c.site->method = method;
   c.site->original.assign(code.begin(), code.end());
-  changed_[c.window.patch] = c.window.patch + bytes.size();
+  changed_.add(c.window.patch, c.window.patch + bytes.size());
   c.site->bytes = std::move(bytes);
 }
 
 void Planner::finish(ImagePlan& plan) const {
-  if (arena_bytes_.size() > kPointerBytes) {
+  if (arena_used_) {
     uint64_t end = (arena_ + arena_bytes_.size() + kPageBytes - 1) & ~(kPageBytes - 1);
     plan.arenas.push_back({Addr(arena_), Addr(end)});
     plan.writes.emplace_back(Addr(arena_), arena_bytes_);

@@ -36,16 +36,18 @@ class Planner {
   bool add_detour(Candidate& c, const Displaced& displaced);
   bool place_detour(Candidate& c, const Displaced& displaced, uint64_t at, uint64_t pointer);
   void set_patch(Candidate& c, Method method, std::vector<uint8_t> bytes);
-  std::optional<uint64_t> find_island(uint64_t patch) const;
+  std::optional<uint64_t> find_island(uint64_t patch);
+  std::optional<uint64_t> place_punned(Candidate& c, const Displaced& displaced, uint64_t from, uint64_t to);
   void reserve_arena(size_t sites);
 
   const CodeView& view_;
   const PlanRequest& request_;
   Targets targets_;
   AddressSpace space_;
-  std::map<uint64_t, uint64_t> changed_;  // patched bytes: begin -> end
-  std::map<uint64_t, uint64_t> locked_;   // bytes that punned jumps depend on
+  IntervalSet changed_;  // patched bytes
+  IntervalSet locked_;   // bytes that punned jumps depend on
   uint64_t arena_ = 0, arena_at_ = 0, arena_end_ = 0;  // the main arena: pointer, then detours
+  bool arena_used_ = false;  // at least by its pointer
   uint64_t reach_begin_ = 0, reach_end_ = 0;           // addresses within 2 GB of the whole image
   std::map<uint64_t, std::vector<uint8_t>> writes_;    // outside the main arena
   std::vector<uint8_t> arena_bytes_;

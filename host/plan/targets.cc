@@ -49,7 +49,13 @@ bool Targets::any(uint64_t from, uint64_t to) const {
 
 bool Targets::plausible(uint64_t function) const {
   size_t i = view_.function_from(function);
-  return i < state_.size() && view_.functions[i].begin == function && state_[i] == decoded;
+  return i < state_.size() && view_.functions[i].begin == function &&
+         (state_[i] == decoded || state_[i] == decoded_and_ends);
+}
+
+bool Targets::ends(uint64_t function) const {
+  size_t i = view_.function_from(function);
+  return i < state_.size() && view_.functions[i].begin == function && state_[i] == decoded_and_ends;
 }
 
 void Targets::scan_code(const Piece& piece) {
@@ -103,6 +109,7 @@ void Targets::add_function(size_t index) {
   std::vector<bool> boundary(end - begin);
   std::vector<uint64_t> inner;
   uint64_t pc = begin;
+  bool ended = false;
   while (pc < end) {
     auto code = view_.code_at(pc);
     auto insn = decode(code.first(std::min<uint64_t>(code.size(), 15)), pc);
@@ -111,6 +118,8 @@ void Targets::add_function(size_t index) {
       break;
     }
     boundary[pc - begin] = true;
+    // Filler that a symbol's size includes does not count.
+    if (!is_padding(*insn)) ended = ends_flow(insn->flow);
     if (insn->bytes[0] == 0xf0 && pc + 1 < end) boundary[pc + 1 - begin] = true;
     if (is_direct(insn->flow)) {
       mark(insn->target);
@@ -121,6 +130,7 @@ void Targets::add_function(size_t index) {
   for (uint64_t target : inner)
     if (!boundary[target - begin]) state_[index] = doubtful;
   if (state_[index] == doubtful) search_short(begin, end);
+  else if (ended) state_[index] = decoded_and_ends;
 }
 
 void Targets::search_short(uint64_t from, uint64_t to) {

@@ -33,6 +33,8 @@ class Targets {
   void add_near(uint64_t from, uint64_t to);
   // Whether the function that starts here decoded without contradiction. Only after add_near over it.
   bool plausible(uint64_t function) const;
+  // Whether control cannot run over the end of the function that starts here. Only after add_near over it.
+  bool ends(uint64_t function) const;
 
  private:
   void scan_code(const Piece& piece);
@@ -45,7 +47,7 @@ class Targets {
   uint64_t begin_, size_;
   std::vector<uint64_t> bits_;
   std::vector<uint64_t> tables_;  // sorted
-  enum : uint8_t { not_seen = 0, decoded = 1, doubtful = 2 };
+  enum : uint8_t { not_seen = 0, decoded = 1, doubtful = 2, decoded_and_ends = 3 };
   std::vector<uint8_t> state_;    // per function
   std::vector<uint8_t> gap_state_;  // of the gap in front of each function, one more for the last
 };
