@@ -29,6 +29,7 @@ enum class LossCause : uint32_t {
   no_return_entry,    // all return trampolines in use: the call ran, its return was not hooked
   ring_full,          // --drop, or the recorder is gone
   no_ring,            // more threads than rings
+  abandoned,          // its writer was left by a longjmp out of a signal handler
   count,
 };
 constexpr unsigned kLossCauses = static_cast<unsigned>(LossCause::count);
@@ -71,7 +72,7 @@ struct Site {
 static_assert(sizeof(Site) == 32);
 
 struct SiteCounters {
-  uint32_t lost[kLossCauses];
+  uint64_t lost[kLossCauses];
 };
 
 enum class RingState : uint32_t { free = 0, taken = 1, ended = 2 };
@@ -88,13 +89,14 @@ struct RingHeader {
 
   alignas(64) uint64_t tail;  // bytes published, written by the producer
   uint64_t reserve;           // bytes reserved (>= tail); the producer's own
-  uint64_t nesting;           // reservations in flight; the producer's own
+  uint64_t nested;            // records committed but not published, above an uncommitted one; the producer's own
   uint64_t cached_head;       // the producer's last look at head
 
-  alignas(64) uint64_t calls;  // calls entered and hooked; those without a call record yet are in flight
+  alignas(64) uint64_t calls;  // calls entered and hooked; in flight = calls - call records - lost_calls
   uint64_t waits;              // times the producer waited for room
   uint64_t waited_ticks;
-  uint64_t lost[kLossCauses];
+  uint64_t lost[kLossCauses];  // records, whatever their type
+  uint64_t lost_calls;         // call records among them
 };
 static_assert(sizeof(RingHeader) <= kPage);
 

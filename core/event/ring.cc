@@ -1,0 +1,117 @@
+// The rare paths of the producer: taking a ring, a record at the ring's end, a full ring, writers that never came back.
+// The order of the two accesses that matter: the words are written before tail is stored with release; head is loaded
+// with acquire before words behind it are overwritten.
+#include "core/event/ring.h"
+
+#include "core/native/ticks.h"
+
+namespace sonde {
+namespace {
+
+bool recorder_alive(SessionHeader* session) {
+  uint64_t beat = __atomic_load_n(&session->heartbeat_ticks, __ATOMIC_RELAXED);
+  // Signed: the recorder's core may be a little ahead of this one.
+  return static_cast<int64_t>(ticks() - beat) < static_cast<int64_t>(session->heartbeat_timeout_ticks);
+}
+
+// Whether room for a record that would end at `end` can still come. The consumer frees up to tail, never more; while
+// this thread sits here, a reservation that it interrupted keeps tail where it is. A handler that came since `end` was
+// computed may have moved tail beyond it (hence signed): then the caller looks again.
+bool may_wait(SessionHeader* session, RingHeader* ring, uint64_t end) {
+  if (session->policy != FullPolicy::wait) return false;
+  int64_t unpublished = static_cast<int64_t>(end - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED));
+  if (unpublished > static_cast<int64_t>(session->ring_bytes)) return false;
+  if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording)) return false;
+  return recorder_alive(session);
+}
+
+void raise_to(uint32_t* word, uint32_t least) {
+  uint32_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (seen < least && !__atomic_compare_exchange_n(word, &seen, least, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+}  // namespace
+
+RingHeader* ring_take(SessionHeader* session, uint32_t pid, uint32_t tid, uint64_t thread_pointer) {
+  for (uint32_t i = 0; i < session->ring_count; i++) {
+    RingHeader* ring = ring_header(session, i);
+    uint32_t expected = static_cast<uint32_t>(RingState::free);
+    if (__atomic_load_n(&ring->state, __ATOMIC_RELAXED) != expected) continue;
+    if (!__atomic_compare_exchange_n(&ring->state, &expected, static_cast<uint32_t>(RingState::taken), false,
+                                     __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+      continue;
+    ring->pid = pid;
+    ring->tid = tid;
+    ring->thread_pointer = thread_pointer;
+    // Last: what tells the recorder that the identity is complete.
+    __atomic_store_n(&ring->taken_ticks, ticks(), __ATOMIC_RELEASE);
+    raise_to(&session->rings_taken, i + 1);
+    return ring;
+  }
+  return nullptr;
+}
+
+void ring_end(RingHeader* ring) {
+  __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::ended), __ATOMIC_RELEASE);
+}
+
+void count_loss(SessionHeader* session, RingHeader* ring, uint32_t site, LossCause cause) {
+  unsigned index = static_cast<unsigned>(cause);
+  if (ring) local_add(&ring->lost[index], 1);
+  if (site < __atomic_load_n(&session->site_count, __ATOMIC_RELAXED))
+    __atomic_fetch_add(&session_counters(session)[site].lost[index], 1, __ATOMIC_RELAXED);
+}
+
+Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t site, uint32_t words) {
+  uint64_t size = session->ring_bytes, bytes = uint64_t{words} * 8, wait_started = 0;
+  Reservation result;
+  while (bytes <= size / 2) {  // a hole in front is shorter than its record: both always fit into an empty ring
+    uint64_t at = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), position = at & (size - 1);
+    uint64_t hole = position + bytes > size ? size - position : 0;
+    uint64_t end = at + hole + bytes;
+    uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&ring->cached_head, head, __ATOMIC_RELAXED);
+    if (end - head <= size) {
+      if (!local_compare_exchange(&ring->reserve, &at, end)) continue;
+      uint64_t* data = ring_data(ring);
+      if (hole) data[position / 8] = record_word(RecordType::hole, 0, 0, static_cast<uint32_t>(hole / 8));
+      result = {data + ((position + hole) & (size - 1)) / 8, at};
+      break;
+    }
+    if (!may_wait(session, ring, end)) break;
+    if (!wait_started) {
+      wait_started = ticks();
+      local_add(&ring->waits, 1);
+    }
+    pause_hint();
+  }
+  if (wait_started) local_add(&ring->waited_ticks, ticks() - wait_started);
+  if (!result.words) count_loss(session, ring, site, LossCause::ring_full);
+  return result;
+}
+
+void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words) {
+  reservation.words[0] = record_word(RecordType::hole, 0, 0, words);
+  local_add(&ring->lost[static_cast<unsigned>(LossCause::abandoned)], 1);
+  ring_commit(ring, reservation);
+}
+
+// The unpublished bytes may pass the ring's end; a hole may not.
+void ring_abandon_all(SessionHeader* session, RingHeader* ring) {
+  uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_RELAXED), left, nested;
+  do {  // both from one moment: a signal in between adds to both
+    nested = __atomic_load_n(&ring->nested, __ATOMIC_RELAXED);
+    left = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) - at;
+  } while (nested != __atomic_load_n(&ring->nested, __ATOMIC_RELAXED));
+  if (!left) return;
+  uint64_t size = session->ring_bytes, position = at & (size - 1);
+  uint64_t first = left < size - position ? left : size - position;
+  uint64_t* data = ring_data(ring);
+  data[position / 8] = record_word(RecordType::hole, 0, 0, static_cast<uint32_t>(first / 8));
+  if (left > first) data[0] = record_word(RecordType::hole, 0, 0, static_cast<uint32_t>((left - first) / 8));
+  local_add(&ring->lost[static_cast<unsigned>(LossCause::abandoned)], 1 + nested);
+  ring_commit(ring, {data, at});
+}
+
+}  // namespace sonde
