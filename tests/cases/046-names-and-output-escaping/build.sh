@@ -1,0 +1,1 @@
+clang++ -O1 -g -o out/case case.cc
