@@ -6,12 +6,11 @@
 #include <cstdint>
 
 #include "core/event/session.h"
+#include "core/unwind/arena.h"  // kTrampolines
 
 namespace sonde {
 
 constexpr uint32_t kAgentVersion = 1;
-constexpr uint32_t kTrampolines = 131072;  // return trampolines = simultaneous hooked activations of a process
-constexpr uint32_t kTrampolineStride = 16;
 constexpr uint32_t kMaxThreads = 8192;
 constexpr unsigned kMaxContextLevels = 4;
 constexpr unsigned kMaxUnwinders = 64;

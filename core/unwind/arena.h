@@ -11,6 +11,11 @@
 
 namespace sonde {
 
+// Return trampoline i = [trampolines + i * stride, + stride) belongs to the entry at entries + i * stride: {real return
+// address, key}. Key: Code<Isa>::kKeyIsSlot ? address of the return slot : sp at the function's entry.
+constexpr uint32_t kTrampolines = 131072;  // = simultaneous hooked activations of a process
+constexpr uint32_t kTrampolineStride = 16;
+
 enum class SpecialKind : uint32_t {
   outermost,         // _start, thread start: positively the end of the stack
   plt,               // PLT stubs
@@ -22,6 +27,7 @@ enum class SpecialKind : uint32_t {
   entry_trampoline,  // sonde's own: sonde_entry
   detour,
   unreliable,        // known hand-written code without an exemption
+  trap_handler,      // sonde's own: sonde_trap; a pc it interrupted stands one byte behind the trap
 };
 
 struct ImageEntry {
@@ -54,6 +60,7 @@ struct DetourStepEntry {  // as host/plan/plan.h DetourStep
 
 struct TableArena {
   uint64_t size;
+  uint64_t generation;  // not 0, differs from that of every other arena this process was shown: caches check it
   uint64_t images_offset, detours_offset, steps_offset, specials_offset;
   uint32_t image_count, detour_count, step_count, special_count;
   // sonde's return trampolines in the target, for return-address recovery; 0 where there is no agent
