@@ -29,8 +29,8 @@ enum class Reason : uint8_t {
   unknown_code,        // pc in no known image
   special_code,        // hand-written code without an exemption of its own
   boundary_next,       // beyond the one certain step over a signal frame, and no exact row
-  no_table_row,        // image known, but no row covers pc
-  fp_mismatch,         // the row's frame pointer and the actual one differ
+  no_table_row,        // image known, but no row covers pc, or the one that does is refuted or cannot be carried out
+  fp_mismatch,         // the row needs the frame pointer, which points to no frame here
   ra_not_after_call,   // no call instruction before the return address
   recovery_failed,     // a trampoline whose entry does not match
   stack_out_of_range,  // memory of the frame cannot be read, or lies on no stack of the thread
@@ -55,6 +55,7 @@ struct Frame {
 
 // The one predicate of policy: may this frame be believed.
 constexpr bool is_reliable(Reason reason) { return reason == Reason::reliable || reason == Reason::end; }
+constexpr bool is_reliable(const Frame& f) { return is_reliable(f.reason) && !(f.recovered & kMarked); }
 
 // A frame in a stack record: pc in bits 0..47, source 48..49, is_return 50, reason 52..55, recovered 56..59.
 constexpr uint64_t pack_frame(const Frame& f) {

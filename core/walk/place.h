@@ -1,0 +1,203 @@
+// What is known of the code at a pc: the row to go on by, or why there is none. Every rule that upgrades a kind of code
+// that is special by default stands here, one function each (design D9; semantics S20, S24, S29, S35). Signal-safe.
+#pragma once
+
+#include "core/isa/code.h"
+#include "core/walk/arena_view.h"
+#include "core/walk/frame.h"
+#include "core/walk/memory.h"
+#include "core/walk/recover.h"
+#include "core/walk/row_cache.h"
+
+namespace sonde {
+
+struct Place {
+  enum class Kind : uint8_t {
+    nothing,        // no way on
+    row,
+    outermost,      // nobody called it
+    signal_return,  // sp stands at the kernel's signal frame
+    trampoline,     // execution stands in a return trampoline
+  };
+  Kind kind = Kind::nothing;
+  Reason reason = Reason::reliable;
+  bool simple = false;           // row: CFA from a register, everything else at offsets from it
+  bool engine_entry = false;     // sonde_entry: its caller is the probed function at the patch address
+  bool trap_handler = false;     // sonde_trap
+  CodeAddr code;                 // as it turned out: a "return address" may be where code starts
+  const Row* row = nullptr;
+  const ImageEntry* image = nullptr;  // whose table the row is of; null for rows made here
+};
+
+// Rows of code that never changes. All registers but sp and pc are as the caller left them.
+template <class Isa>
+constexpr Row pushed_row(int words) {
+  Row row;
+  row.cfa_reg = Isa::kSp, row.cfa_offset = 8 * (words + 1);
+  row.ra_kind = ValueKind::at_cfa, row.ra_offset = -8;
+  return row;
+}
+template <class Isa>
+inline constexpr Row kPushedRows[3] = {pushed_row<Isa>(0), pushed_row<Isa>(1), pushed_row<Isa>(2)};
+
+constexpr bool is_simple(const Row& row) {
+  if (row.flags || row.cfa_kind != CfaKind::reg_offset || row.ra_kind != ValueKind::at_cfa) return false;
+  for (const SavedReg& saved : row.saved)
+    if (saved.kind != ValueKind::same && saved.kind != ValueKind::at_cfa && saved.kind != ValueKind::undefined) return false;
+  return true;
+}
+
+template <class Isa, WalkMemory Memory>
+class Places {
+ public:
+  Places(const TableArena* arena, RowCache* cache, Memory& memory) : arena_(arena), cache_(cache), memory_(memory) {
+    if (cache_) cache_->follow(arena->generation);
+  }
+
+  const ArenaView& arena() const { return arena_; }
+
+  // sp: of the frame, for what an interrupted instruction says about it. in_detour: its bytes are not those in memory.
+  Place at(CodeAddr code, Addr sp, bool in_detour) {
+    if (cache_ && !in_detour) {
+      uint32_t reference = cache_->find(code, arena_.header().generation);
+      if (reference) return from_cache(code, reference);
+    }
+    Place place = look_up(code);
+    if (code.is_return) {
+      check_call_before(place);
+    } else if (place.kind == Place::Kind::row && !in_detour) {
+      check_return_insn(place, sp);
+    }
+    if (cache_ && !in_detour) to_cache(place);
+    return place;
+  }
+
+ private:
+  using Kind = Place::Kind;
+
+  Place from_cache(CodeAddr code, uint32_t reference) const {
+    Place place{.code = code};
+    if (reference == RowCache::kOutermost) return place.kind = Kind::outermost, place;
+    place.kind = Kind::row, place.simple = true;
+    place.row = reinterpret_cast<const Row*>(reinterpret_cast<const char*>(&arena_.header()) + uint64_t{reference} * 4);
+    return place;
+  }
+
+  void to_cache(const Place& place) {
+    if (place.reason != Reason::reliable || place.engine_entry || place.trap_handler) return;
+    if (place.kind == Kind::outermost) return cache_->keep(place.code, RowCache::kOutermost, arena_.header().generation);
+    if (place.kind != Kind::row || !place.simple || !place.image) return;
+    uint64_t distance = reinterpret_cast<uint64_t>(place.row) - reinterpret_cast<uint64_t>(&arena_.header());
+    if (distance >= RowCache::kMaxDistance || distance % 4) return;
+    cache_->keep(place.code, static_cast<uint32_t>(distance / 4), arena_.header().generation);
+  }
+
+  Place look_up(CodeAddr code) {
+    Place place{.code = code};
+    if (in_trampolines(arena_.header(), code.pc)) {  // found in a slot it would have been resolved already
+      if (code.is_return) return place.reason = Reason::recovery_failed, place;
+      return place.kind = Kind::trampoline, place;
+    }
+    Addr pc = code.lookup();
+    place.image = arena_.text(pc);
+    if (!place.image) return place.reason = Reason::unknown_code, place;
+    if (arena_.has_table(*place.image))
+      place.row = arena_.table(*place.image).lookup(ImageAddr(pc.value - place.image->bias));
+    if (const SpecialEntry* special = arena_.special(pc))
+      if (apply_special(static_cast<SpecialKind>(special->kind), place)) return place;
+    return apply_row(place);
+  }
+
+  // True if the special kind alone decides.
+  bool apply_special(SpecialKind kind, Place& place) {
+    switch (kind) {
+      case SpecialKind::outermost: return place.kind = Kind::outermost, true;
+      case SpecialKind::unreliable: return place.reason = Reason::special_code, true;
+      case SpecialKind::signal_return: return place.kind = Kind::signal_return, place.code.is_return = false, true;
+      case SpecialKind::plt: return !place.row && apply_plt(place);
+      case SpecialKind::entry_trampoline: return place.engine_entry = true, false;
+      case SpecialKind::trap_handler: return place.trap_handler = true, false;
+      case SpecialKind::lazy_resolver:
+      case SpecialKind::vdso:
+      case SpecialKind::return_trampoline:
+      case SpecialKind::return_common:
+      case SpecialKind::detour: break;  // their rows are believed, there is nothing else to know
+    }
+    return false;
+  }
+
+  // Linkers that describe no PLT (lld): a stub's own instructions say what it has pushed. Execution stands in one or it
+  // is not in a PLT at all: nothing returns into a stub.
+  bool apply_plt(Place& place) {
+    uint64_t before, at;
+    if (place.code.is_return || !memory_.read(place.code.pc - 8, &before) || !memory_.read(place.code.pc, &at)) return false;
+    int words = Code<Isa>::plt_words(before, at);
+    if (words < 0) return false;
+    place.kind = Kind::row, place.simple = true, place.image = nullptr;
+    place.row = &kPushedRows<Isa>[words];
+    return true;
+  }
+
+  Place& apply_row(Place& place) {
+    bool says_signal = place.row && (place.row->flags & kRowSignalFrame);
+    if ((says_signal || !place.row) && is_signal_return(place.code.pc)) {
+      place.kind = Kind::signal_return, place.code.is_return = false;
+      return place;
+    }
+    if (!place.row || (place.row->flags & kRowInexpressible)) return place.reason = Reason::no_table_row, place;
+    if (place.row->flags & kRowRefuted) place.reason = Reason::no_table_row;
+    place.kind = place.row->ra_kind == ValueKind::undefined ? Kind::outermost : Kind::row;
+    place.simple = is_simple(*place.row);
+    return place;
+  }
+
+  bool is_signal_return(Addr pc) {
+    uint64_t at, next;
+    return memory_.read(pc, &at) && memory_.read(pc + 8, &next) && Code<Isa>::is_signal_return(at, next);
+  }
+
+  // Negative evidence: a return address that no call put there. What looks like one but is none: the restorer of a signal
+  // handler and the start of a context (both are pushed by hand and entered by `ret`), and a call that a patch displaced.
+  void check_call_before(Place& place) {
+    uint64_t before;
+    if (place.kind == Kind::signal_return || place.reason == Reason::recovery_failed) return;
+    if (place.image && (!memory_.read(place.code.pc - 8, &before) || Code<Isa>::may_end_call(before))) return;
+    Place exact = look_up({place.code.pc, false});
+    bool starts_here = exact.kind == Kind::signal_return || exact.kind == Kind::outermost;
+    if (starts_here && exact.reason == Reason::reliable) {
+      place = exact;
+    } else if (place.image && place.kind != Kind::outermost && !lies_in_patch(place.code.lookup())) {
+      place.reason = Reason::ra_not_after_call;
+    }
+  }
+
+  bool lies_in_patch(Addr pc) {
+    constexpr uint64_t kLongestPatch = 5 + 15 - 1;
+    return arena_.detour_of_patch(pc, kLongestPatch) != nullptr;
+  }
+
+  // x86-64: an instruction that is about to return proves where the return address is and that every saved register is
+  // restored. It repairs rows that lag behind (compilers leave rules of rbp in force after `leave`); a row that puts the
+  // return address elsewhere is refuted, unless the word at sp is no return address (a jump made by push and ret).
+  void check_return_insn(Place& place, Addr sp) {
+    if constexpr (Code<Isa>::kKeyIsSlot) {
+      const Row& row = *place.row;
+      uint64_t at, top, before;
+      bool plain = row.cfa_kind == CfaKind::reg_offset && row.cfa_reg == Isa::kSp && row.cfa_offset == 8;
+      if (plain && place.simple && row.saved[0].kind == ValueKind::same) return;
+      if (row.flags & kRowSignalFrame || !memory_.read(place.code.pc, &at) || !Code<Isa>::is_return(at)) return;
+      if (plain && row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8) {
+        place.row = &kPushedRows<Isa>[0], place.image = nullptr, place.simple = true;
+        return;
+      }
+      if (!memory_.read(sp, &top) || !arena_.text(Addr(top) - 1) || !memory_.read(Addr(top) - 8, &before)) return;
+      if (Code<Isa>::may_end_call(before)) place.reason = Reason::no_table_row;
+    }
+  }
+
+  ArenaView arena_;
+  RowCache* cache_;
+  Memory& memory_;
+};
+
+}  // namespace sonde
