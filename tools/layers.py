@@ -51,7 +51,7 @@ def complaint_about(name, included):
 
 def check(top):
     for name, text in gate.sources(top, TOPS):
-        is_test = name.endswith("_test.cc")
+        is_test = name.endswith(("_test.cc", "_test.h"))
         for kind, included in INCLUDE.findall(text):
             if kind == "<":
                 if included in HEAP_HEADERS and name.startswith(("core/", "agent/")) and not is_test:

@@ -1,6 +1,6 @@
 // Synthetic stacks that begin or pass where execution was interrupted: signal frames, alternate stacks, detours, linkage
 // stubs, calls through null, instructions whose rows are known to lag.
-#include "core/walk/test_world.h"
+#include "core/walk/world_test.h"
 #include "core/walk/walker.h"
 
 namespace sonde::test {

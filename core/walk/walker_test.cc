@@ -2,7 +2,7 @@
 #include "core/walk/walker.h"
 
 #include "core/walk/reason.h"
-#include "core/walk/test_world.h"
+#include "core/walk/world_test.h"
 
 namespace doctest {
 template <>
