@@ -1,0 +1,190 @@
+#include "host/target/threads.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+namespace sonde::host {
+namespace {
+
+// One line's value from /proc/PID/status, "" if there is none.
+std::string status_field(pid_t tid, std::string_view field) {
+  std::ifstream in(fmt::format("/proc/{}/status", tid));
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(field) && line.size() > field.size() && line[field.size()] == ':') {
+      auto at = line.find_first_not_of(" \t", field.size() + 1);
+      return at == std::string::npos ? "" : line.substr(at);
+    }
+  return "";
+}
+
+std::string thread_name(pid_t pid, pid_t tid) {
+  std::ifstream in(fmt::format("/proc/{}/task/{}/comm", pid, tid));
+  std::string name;
+  std::getline(in, name);
+  return name;
+}
+
+std::vector<pid_t> list_threads(pid_t pid) {
+  std::vector<pid_t> tids;
+  DIR* dir = opendir(fmt::format("/proc/{}/task", pid).c_str());
+  if (!dir) return tids;
+  while (dirent* entry = readdir(dir))
+    if (pid_t tid = std::atoi(entry->d_name)) tids.push_back(tid);
+  closedir(dir);
+  return tids;
+}
+
+std::unexpected<Error> seize_error(pid_t pid, int error) {
+  if (error == ESRCH) return fail(fmt::format("no process with id {}", pid));
+  if (error != EPERM) return fail(fmt::format("stop process {}: {}", pid, std::strerror(error)));
+  if (auto checked = check_traceable(pid); !checked) return std::unexpected(std::move(checked).error());
+  return fail(fmt::format("process {} ({}) may not be stopped: it belongs to another user, is protected (prctl), or "
+                          "/proc/sys/kernel/yama/ptrace_scope forbids it; try as root",
+                          pid, status_field(pid, "Name")));
+}
+
+// Calls that give up with EINTR when a tracer stops them, though no signal handler runs (signal(7), "Interruption of
+// system calls by stop signals"). All others the kernel restarts by itself.
+bool gives_up_when_stopped(uint64_t call) {
+  constexpr std::array<uint64_t, 10> kCalls = {SYS_epoll_wait, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_semop, SYS_semtimedop,
+                                               SYS_rt_sigtimedwait, SYS_msgrcv, SYS_msgsnd, SYS_io_getevents, SYS_io_pgetevents};
+  return std::ranges::find(kCalls, call) != kCalls.end();
+}
+
+constexpr std::chrono::milliseconds kPatience{5000}, kLastPatience{200};
+
+bool has_deliverable_signal(pid_t tid) {
+  auto set = [&](const char* field) { return std::strtoull(status_field(tid, field).c_str(), nullptr, 16); };
+  return (set("SigPnd") | set("ShdPnd")) & ~set("SigBlk");
+}
+
+// The program must not see that it was stopped: a call that gave up because of us alone is made once more.
+void restart_interrupted_call(pid_t tid, user_regs_struct& regs) {
+  constexpr uint64_t kSyscallLength = 2;
+  if (static_cast<int64_t>(regs.rax) != -EINTR || !gives_up_when_stopped(regs.orig_rax) || has_deliverable_signal(tid)) return;
+  regs.rax = std::exchange(regs.orig_rax, ~0ull);
+  regs.rip -= kSyscallLength;
+  ptrace(PTRACE_SETREGS, tid, nullptr, &regs);
+}
+
+}  // namespace
+
+RegSet<X86_64> regset_of(const user_regs_struct& regs) {
+  RegSet<X86_64> set;
+  using R = X86_64;
+  const std::pair<unsigned, uint64_t> all[] = {
+      {R::rax, regs.rax}, {R::rdx, regs.rdx}, {R::rcx, regs.rcx}, {R::rbx, regs.rbx}, {R::rsi, regs.rsi}, {R::rdi, regs.rdi},
+      {R::rbp, regs.rbp}, {R::rsp, regs.rsp}, {R::r8, regs.r8},   {R::r9, regs.r9},   {R::r10, regs.r10}, {R::r11, regs.r11},
+      {R::r12, regs.r12}, {R::r13, regs.r13}, {R::r14, regs.r14}, {R::r15, regs.r15}, {R::rip, regs.rip}};
+  for (auto [reg, value] : all) set.set(reg, value);
+  return set;
+}
+
+Result<pid_t> check_traceable(pid_t pid) {
+  if (pid <= 0) return fail(fmt::format("{} is no process id", pid), 2);
+  std::string group = status_field(pid, "Tgid");
+  if (group.empty()) return fail(fmt::format("no process with id {}", pid));
+  pid = std::atoi(group.c_str());
+  std::string name = status_field(pid, "Name");
+  if (status_field(pid, "State").starts_with("Z"))
+    return fail(fmt::format("process {} ({}) has ended: it is a zombie that its parent, process {}, has not waited for", pid,
+                            name, status_field(pid, "PPid")));
+  if (pid_t tracer = std::atoi(status_field(pid, "TracerPid").c_str()))
+    return fail(fmt::format("process {} ({}) is already traced by process {} ({}); only one tracer is possible", pid, name, tracer,
+                            status_field(tracer, "Name")));
+  return pid;
+}
+
+StoppedProcess::StoppedProcess(StoppedProcess&& other) noexcept
+    : held_(std::exchange(other.held_, {})), threads_(std::exchange(other.threads_, {})) {}
+
+Result<bool> StoppedProcess::seize_new_threads(pid_t pid) {
+  bool any = false;
+  for (pid_t tid : list_threads(pid)) {
+    if (std::ranges::any_of(held_, [&](const Held& h) { return h.tid == tid; })) continue;
+    if (ptrace(PTRACE_SEIZE, tid, nullptr, nullptr) != 0) {
+      int error = errno;
+      if (error == ESRCH && tid != pid) continue;  // ended meanwhile
+      if (error == EPERM && tid != pid && status_field(tid, "State").starts_with("Z")) continue;
+      return seize_error(pid, error);
+    }
+    held_.push_back({.tid = tid});
+    any = true;
+    if (ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr) != 0 && errno == ESRCH) held_.back().gone = true;
+  }
+  return any;
+}
+
+// True when it stands or is gone. A thread that waits for a vfork child or a disk stops only when that is over.
+bool StoppedProcess::wait_until_stopped(Held& held, std::chrono::milliseconds patience) {
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  for (unsigned turn = 0; !held.stopped && !held.gone; turn++) {
+    int status;
+    pid_t got = waitpid(held.tid, &status, __WALL | WNOHANG);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 || (got > 0 && !WIFSTOPPED(status))) {
+      held.gone = true;
+    } else if (got > 0) {
+      held.stopped = true;
+      // A signal on its way to the program is passed on; the stop that was asked for carries none.
+      if (status >> 16 != PTRACE_EVENT_STOP) held.signal = WSTOPSIG(status);
+    } else if (std::chrono::steady_clock::now() > deadline) {
+      return false;
+    } else if (turn < 200) {
+      sched_yield();
+    } else {
+      usleep(50);
+    }
+  }
+  return true;
+}
+
+Result<StoppedProcess> StoppedProcess::stop(pid_t pid) {
+  StoppedProcess process;
+  pid_t group = SONDE_TRY(check_traceable(pid));
+  // A thread that runs may make others until it stands: repeat until a whole look at the list finds nobody new.
+  while (SONDE_TRY(process.seize_new_threads(group)))
+    for (Held& held : process.held_)
+      if (!process.wait_until_stopped(held, kPatience))
+        return fail(fmt::format("thread {} of process {} does not stop: it waits in the kernel for a vfork child or a device "
+                                "(state {}); try again later",
+                                held.tid, group, status_field(held.tid, "State")));
+  for (Held& held : process.held_) {
+    if (held.gone) continue;
+    user_regs_struct regs;
+    if (ptrace(PTRACE_GETREGS, held.tid, nullptr, &regs) != 0) {
+      if (errno == ESRCH) continue;  // killed meanwhile
+      return fail_errno(fmt::format("read the registers of thread {}", held.tid));
+    }
+    if (!held.signal) restart_interrupted_call(held.tid, regs);
+    process.threads_.push_back({held.tid, thread_name(group, held.tid), regset_of(regs)});
+  }
+  if (process.threads_.empty()) return fail(fmt::format("process {} ended while it was being stopped", pid));
+  return process;
+}
+
+void StoppedProcess::resume() {
+  for (Held& held : held_) {
+    // After an error some may not stand yet, and only who stands can be let go; the kernel does it when sonde ends.
+    if (!wait_until_stopped(held, kLastPatience) || held.gone) continue;
+    ptrace(PTRACE_DETACH, held.tid, nullptr, static_cast<long>(held.signal));
+  }
+  held_.clear();
+}
+
+}  // namespace sonde::host
