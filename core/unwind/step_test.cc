@@ -42,8 +42,8 @@ struct ExpressionTable {
     auto* raw = reinterpret_cast<uint8_t*>(bytes.data());
     std::memcpy(raw + h.expression_starts, starts.data(), starts.size() * 4);
     if (!text.empty()) std::memcpy(raw + h.expressions, text.data(), text.size());
-    h.checksum = table_checksum({raw + sizeof h, h.size - sizeof h});
     std::memcpy(raw, &h, sizeof h);
+    reinterpret_cast<TableHeader*>(raw)->checksum = table_checksum({raw + kChecksummedFrom, h.size - kChecksummedFrom});
   }
   Table table() const {
     auto opened = Table::open({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size() * 8});

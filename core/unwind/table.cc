@@ -111,8 +111,8 @@ Result<Table> Table::open(std::span<const uint8_t> bytes) {
   constexpr uint64_t kBlock = uint64_t{1} << kBlockShift;
   if (h.span > kMaxTableSpan || h.base + h.span < h.base || h.base % kBlock || h.row_count > kGapRow ||
       (h.span + kBlock - 1) / kBlock != h.block_count || !layout_matches(h))
-    return fail(ErrorCode::malformed, 8);
-  if (table_checksum(bytes.subspan(sizeof(TableHeader))) != h.checksum) return fail(ErrorCode::malformed, 24);
+    return fail(ErrorCode::malformed, 16);
+  if (table_checksum(bytes.subspan(kChecksummedFrom)) != h.checksum) return fail(ErrorCode::malformed, 8);
 
   for (const Row& row : table.rows())
     if (!row_ok(row, regs, h.expression_count)) return fail(ErrorCode::malformed, h.rows);

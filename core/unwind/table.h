@@ -10,6 +10,7 @@
 // Every address that no source of rows covered is a gap (kGapRow): no row is ever guessed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -29,16 +30,18 @@ constexpr uint32_t kNoFine = 0xffffffff;  // few changes: searched without fine 
 
 struct TableHeader {
   uint64_t magic;
+  uint64_t checksum;  // table_checksum of everything behind this field
   uint32_t version;
   uint32_t machine;   // EM_*: says which registers the numbers mean
   uint64_t size;      // of the whole table in bytes, a multiple of 8
-  uint64_t checksum;  // table_checksum of everything behind the header
   uint64_t base, span;  // covered: image addresses [base, base + span), base a multiple of the block size
   uint32_t row_count, block_count, expression_count, fine_count, change_count, expression_bytes;
   uint32_t rows, blocks, expression_starts, fine, change_offsets, change_rows, expressions;  // bytes from the header
   uint32_t reserved;
 };
 static_assert(sizeof(TableHeader) == 104);
+constexpr size_t kChecksummedFrom = 16;
+static_assert(offsetof(TableHeader, version) == kChecksummedFrom);
 
 struct TableBlock {
   uint32_t first_change;

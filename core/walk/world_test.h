@@ -107,7 +107,8 @@ struct World {
     h.change_rows = add(numbers.data(), numbers.size() * 2);
     h.expressions = add(text.data(), text.size());
     h.size = out.size();
-    h.checksum = table_checksum({out.data() + sizeof h, out.size() - sizeof h});
+    std::memcpy(out.data(), &h, sizeof h);
+    h.checksum = table_checksum({out.data() + kChecksummedFrom, out.size() - kChecksummedFrom});
     std::memcpy(out.data(), &h, sizeof h);
     REQUIRE(Table::open(out));
     return out;

@@ -76,7 +76,8 @@ class Writer {
   }
   std::vector<uint8_t> finish(TableHeader header) && {
     header.size = bytes_.size();
-    header.checksum = table_checksum(std::span(bytes_).subspan(sizeof header));
+    std::memcpy(bytes_.data(), &header, sizeof header);
+    header.checksum = table_checksum(std::span(bytes_).subspan(kChecksummedFrom));
     std::memcpy(bytes_.data(), &header, sizeof header);
     return std::move(bytes_);
   }

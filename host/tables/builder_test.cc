@@ -125,7 +125,7 @@ TEST_CASE("table: mutated bytes are refused or harmless") {
     }
     bool header_only_checksum = !Table::open(bytes);
     auto* header = reinterpret_cast<TableHeader*>(bytes.data());
-    header->checksum = table_checksum(std::span(bytes).subspan(sizeof(TableHeader)));
+    header->checksum = table_checksum(std::span(bytes).subspan(kChecksummedFrom));
     auto table = Table::open(bytes);
     if (!table) continue;
     accepted += header_only_checksum;
