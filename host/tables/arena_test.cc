@@ -1,0 +1,189 @@
+// The arena against its input, and special code of this process against what the loader and the kernel say about it.
+#include "host/tables/arena.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace sonde::host {
+namespace {
+
+template <class T>
+std::span<const T> part(const std::vector<uint8_t>& arena, uint64_t offset, uint32_t count) {
+  REQUIRE(offset % 8 == 0);
+  REQUIRE(offset + count * sizeof(T) <= arena.size());
+  return {reinterpret_cast<const T*>(arena.data() + offset), count};
+}
+const TableArena& head(const std::vector<uint8_t>& arena) { return *reinterpret_cast<const TableArena*>(arena.data()); }
+
+LoadedImage loaded_for(const void* address) {
+  std::vector<std::string> problems;
+  auto images = loaded_images(getpid(), &problems);
+  REQUIRE(images);
+  for (const LoadedImage& image : *images)
+    if (image.range.contains(Addr(reinterpret_cast<uint64_t>(address)))) return image;
+  FAIL("no image there");
+  return {};
+}
+
+bool is_special(const std::vector<ArenaSpecial>& specials, SpecialKind kind, Addr at) {
+  for (const ArenaSpecial& special : specials)
+    if (special.kind == kind && special.range.contains(at)) return true;
+  return false;
+}
+
+std::vector<ArenaSpecial> specials_of(const LoadedImage& image) {
+  auto table = load_table(*image.image, "");
+  REQUIRE(table);
+  Table view = (*table)->table();
+  return find_specials(image, &view);
+}
+
+TEST_CASE("arena: tables of this process's images answer at their addresses") {
+  std::vector<std::string> problems;
+  auto images = loaded_images(getpid(), &problems);
+  REQUIRE(images);
+  ArenaInput input;
+  input.trampolines = Addr(0x1000), input.entries = Addr(0x2000);
+  for (auto it = images->rbegin(); it != images->rend(); ++it) {
+    auto table = load_table(*it->image, "");
+    REQUIRE(table);
+    input.images.push_back({*it, *table});
+  }
+  input.images.push_back(input.images.front());  // the same file once more, elsewhere
+  input.images.back().loaded.range = {Addr(0x10000), Addr(0x20000)};
+  auto arena = build_arena(input);
+  REQUIRE(arena);
+  CHECK(head(*arena).size == arena->size());
+  CHECK(head(*arena).trampolines == 0x1000);
+  auto entries = part<ImageEntry>(*arena, head(*arena).images_offset, head(*arena).image_count);
+  REQUIRE(entries.size() == images->size() + 1);
+  CHECK(entries[0].begin == 0x10000);
+  for (size_t i = 0; i + 1 < entries.size(); i++) CHECK(entries[i].end <= entries[i + 1].begin);
+  size_t answered = 0;
+  for (const ImageEntry& entry : entries) {
+    for (const ArenaImage& image : input.images) {
+      if (image.loaded.range.begin.value != entry.begin) continue;
+      auto opened = Table::open(std::span(*arena).subspan(entry.table_offset, image.table->bytes().size()));
+      REQUIRE(opened);
+      for (uint64_t at = entry.text_begin; at < entry.text_end; at += 997) {
+        const Row* expected = image.table->table().lookup(image.loaded.to_image(Addr(at)));
+        const Row* row = opened->lookup(ImageAddr(at - entry.bias));
+        CHECK((row ? *row : Row{.cfa_offset = -1}) == (expected ? *expected : Row{.cfa_offset = -1}));
+        answered += row != nullptr;
+      }
+    }
+  }
+  CHECK(answered > 1000);
+}
+
+TEST_CASE("arena: detours keep their steps, earlier specials win") {
+  ArenaInput input;
+  input.detours = {{{Addr(0x5000), Addr(0x5040)}, Addr(0x900), 7, {{0, -1, 0, 0}, {5, 2, 8, 0}}},
+                   {{Addr(0x4000), Addr(0x4020)}, Addr(0x800), 6, {{3, 1, 0, 0}}}};
+  input.specials = {{{Addr(0x120), Addr(0x140)}, SpecialKind::return_trampoline},
+                    {{Addr(0x100), Addr(0x200)}, SpecialKind::plt},
+                    {{Addr(0x1f0), Addr(0x210)}, SpecialKind::vdso},
+                    {{Addr(0x120), Addr(0x130)}, SpecialKind::vdso},
+                    {{Addr(0x300), Addr(0x300)}, SpecialKind::vdso}};
+  auto arena = build_arena(input);
+  REQUIRE(arena);
+  auto detours = part<DetourEntry>(*arena, head(*arena).detours_offset, head(*arena).detour_count);
+  REQUIRE(detours.size() == 2);
+  CHECK(detours[0].site == 6);
+  CHECK(detours[1].begin == 0x5000);
+  CHECK(detours[1].patch == 0x900);
+  auto steps = part<DetourStepEntry>(*arena, head(*arena).steps_offset, head(*arena).step_count);
+  REQUIRE(detours[1].first_step + detours[1].step_count == steps.size());
+  CHECK(steps[detours[1].first_step + 1].original == 2);
+  CHECK(steps[detours[0].first_step].offset == 3);
+
+  auto specials = part<SpecialEntry>(*arena, head(*arena).specials_offset, head(*arena).special_count);
+  struct Expected { uint64_t begin, end; SpecialKind kind; } expected[] = {
+      {0x100, 0x120, SpecialKind::plt}, {0x120, 0x140, SpecialKind::return_trampoline},
+      {0x140, 0x200, SpecialKind::plt}, {0x200, 0x210, SpecialKind::vdso}};
+  REQUIRE(specials.size() == std::size(expected));
+  for (size_t i = 0; i < specials.size(); i++) {
+    CHECK(specials[i].begin == expected[i].begin);
+    CHECK(specials[i].end == expected[i].end);
+    CHECK(specials[i].kind == static_cast<uint32_t>(expected[i].kind));
+  }
+
+  auto again = build_arena(input);
+  REQUIRE(again);
+  CHECK(head(*arena).generation != 0);
+  CHECK(head(*again).generation != head(*arena).generation);
+  input.detours[1].range = {Addr(0x5010), Addr(0x5020)};
+  CHECK(!build_arena(input));
+}
+
+TEST_CASE("specials: the restorer that libc registered with the kernel") {
+  struct KernelSigaction { void* handler; unsigned long flags; void* restorer; uint64_t mask; } action{};
+  struct sigaction old, mine{};
+  mine.sa_handler = [](int) {};
+  REQUIRE(sigaction(SIGUSR2, &mine, &old) == 0);
+  REQUIRE(syscall(SYS_rt_sigaction, SIGUSR2, nullptr, &action, 8) == 0);
+  sigaction(SIGUSR2, &old, nullptr);
+  auto specials = specials_of(loaded_for(action.restorer));
+  Addr restorer(reinterpret_cast<uint64_t>(action.restorer));
+  CHECK(is_special(specials, SpecialKind::signal_return, restorer));
+  CHECK(!is_special(specials, SpecialKind::signal_return, restorer - 1));
+}
+
+TEST_CASE("specials: entry point, linker start, vDSO, linkage stubs") {
+  auto* entry = reinterpret_cast<void*>(getauxval(AT_ENTRY));
+  auto specials = specials_of(loaded_for(entry));
+  CHECK(is_special(specials, SpecialKind::outermost, Addr(getauxval(AT_ENTRY))));
+  CHECK(!is_special(specials, SpecialKind::outermost, Addr(getauxval(AT_ENTRY)) - 1));
+  CHECK(!is_special(specials, SpecialKind::outermost, Addr(reinterpret_cast<uint64_t>(&loaded_for))));
+
+  auto* linker_base = reinterpret_cast<void*>(getauxval(AT_BASE));
+  LoadedImage linker = loaded_for(linker_base);
+  specials = specials_of(linker);
+  Addr start = linker.to_target(linker.image->entry());
+  CHECK(is_special(specials, SpecialKind::outermost, start));
+  CHECK(is_special(specials, SpecialKind::outermost, start + 8));  // _dl_start_user
+  size_t resolvers = 0;
+  for (const ArenaSpecial& special : specials) resolvers += special.kind == SpecialKind::lazy_resolver;
+  CHECK(resolvers >= 3);  // fxsave, xsave, xsavec
+
+  auto* vdso = reinterpret_cast<void*>(getauxval(AT_SYSINFO_EHDR));
+  LoadedImage kernel = loaded_for(vdso);
+  auto clock = kernel.image->symbol("__vdso_clock_gettime");
+  REQUIRE(clock);
+  CHECK(is_special(specials_of(kernel), SpecialKind::vdso, kernel.to_target(*clock)));
+
+  LoadedImage libc = loaded_for(reinterpret_cast<void*>(&sigaction));
+  specials = specials_of(libc);
+  const Section* plt = libc.image->section(".plt");
+  REQUIRE(plt);
+  CHECK(is_special(specials, SpecialKind::plt, libc.to_target(plt->addr)));
+  CHECK(is_special(specials, SpecialKind::plt, libc.to_target(plt->addr + static_cast<int64_t>(plt->size - 1))));
+  CHECK(!is_special(specials, SpecialKind::plt, libc.to_target(plt->addr - 1)));
+  size_t shared_by_child = 0;
+  for (const ArenaSpecial& special : specials) shared_by_child += special.kind == SpecialKind::unreliable;
+  CHECK(shared_by_child == 2);  // clone, clone3
+}
+
+uint64_t returns_to;
+void in_context() { returns_to = reinterpret_cast<uint64_t>(__builtin_return_address(0)); }
+
+TEST_CASE("specials: where a function started by makecontext returns to") {
+  static ucontext_t main_context, context;
+  static char stack[65536];
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = sizeof stack;
+  context.uc_link = &main_context;
+  makecontext(&context, in_context, 0);
+  swapcontext(&main_context, &context);
+  auto specials = specials_of(loaded_for(reinterpret_cast<void*>(returns_to)));
+  CHECK(is_special(specials, SpecialKind::outermost, Addr(returns_to) - 1));
+}
+
+}  // namespace
+}  // namespace sonde::host

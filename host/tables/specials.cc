@@ -1,0 +1,192 @@
+// Code that a walk must know by name: found by symbols where there are some, otherwise by bytes or rows that only this code
+// has. What cannot be recognised for certain is not listed; a walk then treats it as ordinary code.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+
+#include "core/isa/x86_64.h"
+#include "host/tables/arena.h"
+
+namespace sonde::host {
+namespace {
+
+constexpr uint16_t kMachineX86_64 = 62, kMachineAarch64 = 183;
+constexpr int64_t kLongestStart = 4096;
+
+class Finder {
+ public:
+  Finder(const LoadedImage& loaded, const Table* table)
+      : loaded_(loaded), image_(*loaded.image), table_(table), x86_(image_.machine() == kMachineX86_64) {}
+
+  std::vector<ArenaSpecial> run() {
+    add_signal_returns();
+    add_entry();
+    add_context_start();
+    add_clone_returns();
+    add_resolver();
+    for (const Section& section : image_.sections())
+      if (section.addr && (section.name == ".plt" || section.name.starts_with(".plt.") || section.name == ".iplt"))
+        add({section.addr, section.addr + static_cast<int64_t>(section.size)}, SpecialKind::plt);
+    if (image_.path() == "[vdso]")
+      for (const Segment& segment : image_.segments())
+        if (segment.executable) add(segment.range, SpecialKind::vdso);
+    return std::move(out_);
+  }
+
+ private:
+  void add(ImageRange range, SpecialKind kind) {
+    out_.push_back({{loaded_.to_target(range.begin), loaded_.to_target(range.end)}, kind});
+  }
+
+  // x86-64: mov $15,%rax; syscall. AArch64: mov x8,#139; svc #0. glibc, musl, Go and the kernel's vDSO use exactly these.
+  void add_signal_returns() {
+    static constexpr uint8_t kX86[] = {0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05};
+    static constexpr uint8_t kAarch64[] = {0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4};
+    auto add_one = [&](ImageAddr begin, std::span<const uint8_t> code) {
+      add({begin, begin + static_cast<int64_t>(code.size())}, SpecialKind::signal_return);
+    };
+    if (x86_)
+      search(kX86, [&](ImageAddr at, auto) { add_one(at, kX86); });
+    else
+      search(kAarch64, [&](ImageAddr at, auto) { add_one(at, kAarch64); });
+  }
+
+  // glibc's __start_context, where a function started by makecontext returns to: mov %rbx,%rsp; mov (%rsp),%rdi;
+  // test %rdi,%rdi; je; and hlt at its end. Nobody calls it, so the byte in front, at which its return address is looked
+  // up, is padding.
+  void add_context_start() {
+    static constexpr uint8_t kStart[] = {0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74};
+    if (!x86_) return;
+    search(kStart, [&](ImageAddr at, std::span<const uint8_t> code) {
+      for (size_t i = sizeof kStart; i < code.size() && i < 40; i++)
+        if (code[i] == 0xf4 && table_ && !table_->lookup(at - 1))
+          return add({at - 1, at + static_cast<int64_t>(i) + 1}, SpecialKind::outermost);
+    });
+  }
+
+  // glibc's clone and clone3: from behind the system call to where parent and child part, the child runs on its new stack
+  // by the parent's rows. Pattern: syscall; test %rax,%rax; jl; je child; ret, where the child's row says outermost.
+  void add_clone_returns() {
+    static constexpr uint8_t kTest[] = {0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c};
+    if (!x86_) return;
+    search(kTest, [&](ImageAddr at, std::span<const uint8_t> code) {
+      if (code.size() < 10 || code[7] != 0x74) return;
+      ImageAddr child = at + 9 + code[8];
+      const Row* row = table_ ? table_->lookup(child) : nullptr;
+      if (row && row->ra_kind == ValueKind::undefined && !(row->flags & kRowInexpressible) && child < at + 32)
+        add({at + 2, child}, SpecialKind::unreliable);
+    });
+  }
+
+  // Calls found(address, code from there on) for each place of `pattern` in executable code.
+  template <class Found>
+  void search(std::span<const uint8_t> pattern, Found&& found) {
+    for (const Segment& segment : image_.segments()) {
+      if (!segment.executable) continue;
+      auto bytes = image_.bytes(ImageRange{segment.range.begin, segment.range.begin + static_cast<int64_t>(segment.file_size)});
+      for (auto at = bytes.begin();; ++at) {
+        at = std::search(at, bytes.end(), std::boyer_moore_horspool_searcher(pattern.begin(), pattern.end()));
+        if (at == bytes.end()) break;
+        auto offset = at - bytes.begin();
+        found(segment.range.begin + offset, bytes.subspan(static_cast<size_t>(offset)));
+      }
+    }
+  }
+
+  // The kernel starts a program, or its dynamic linker, at the entry point: nobody called that function.
+  void add_entry() {
+    ImageAddr entry = image_.entry();
+    if (!entry || !is_code(entry)) return;
+    if (ImageAddr end = end_of_linker_start(entry); end > entry) add({entry, end}, SpecialKind::outermost);
+    auto hit = image_.find(entry);
+    if (hit && hit->offset == 0 && hit->function->range.size())
+      add(hit->function->range, SpecialKind::outermost);
+    else if (ImageAddr end = end_of_start(entry); end > entry)
+      add({entry, end}, SpecialKind::outermost);
+  }
+
+  bool is_code(ImageAddr address) const {
+    return std::ranges::any_of(image_.segments(), [&](const Segment& segment) {
+      return segment.executable && segment.range.contains(address);
+    });
+  }
+
+  // Code of the file at [begin, begin + size), less where the file ends.
+  std::span<const uint8_t> code_at(ImageAddr begin, int64_t size) const {
+    for (const Segment& segment : image_.segments())
+      if (segment.executable && segment.range.contains(begin)) {
+        ImageAddr end = segment.range.begin + static_cast<int64_t>(segment.file_size);
+        return image_.bytes(ImageRange{begin, std::clamp(end, begin, begin + size)});
+      }
+    return {};
+  }
+
+  // glibc's dynamic linker: _start and _dl_start_user behind it, from which constructors are called, have no rows:
+  // mov %rsp,%rdi; call _dl_start; mov %rax,%r12; ...; jmp *%r12.
+  ImageAddr end_of_linker_start(ImageAddr entry) const {
+    auto code = x86_ ? code_at(entry, 128) : std::span<const uint8_t>();
+    auto has = [&](size_t at, std::initializer_list<uint8_t> bytes) {
+      return at + bytes.size() <= code.size() && std::equal(bytes.begin(), bytes.end(), code.begin() + static_cast<long>(at));
+    };
+    if (!has(0, {0x48, 0x89, 0xe7, 0xe8}) || !has(8, {0x49, 0x89, 0xc4})) return entry;
+    for (size_t i = 11; i < code.size(); i++)
+      if (has(i, {0x41, 0xff, 0xe4})) return entry + static_cast<int64_t>(i) + 3;
+    return entry;
+  }
+
+  // Without symbol: as far as rows say "nobody called this", or to the hlt behind glibc's call of __libc_start_main.
+  ImageAddr end_of_start(ImageAddr entry) const {
+    ImageAddr at = entry;
+    for (const Row* row; table_ && at < entry + kLongestStart && (row = table_->lookup(at)) &&
+                         row->ra_kind == ValueKind::undefined && !(row->flags & kRowInexpressible);)
+      at += 1;
+    if (at > entry || !x86_) return at;
+    auto bytes = code_at(entry, 64);
+    // ff 15 <disp32> f4 (call *disp(%rip); hlt) or 67 e8 <rel32> f4, e8 <rel32> f4
+    for (size_t i = 6; i < bytes.size(); i++)
+      if (bytes[i] == 0xf4 && ((bytes[i - 6] == 0xff && bytes[i - 5] == 0x15) || bytes[i - 5] == 0xe8))
+        return entry + static_cast<int64_t>(i + 1);
+    return entry;
+  }
+
+  // By symbol; in a stripped dynamic linker by its first row: entered by a jump from the first linkage stub, with two words
+  // pushed above the return address.
+  void add_resolver() {
+    bool linker = !image_.interpreter() && image_.symbol("__tls_get_addr") && image_.entry();
+    if (!linker) return;
+    for (const Function& function : image_.functions()) {
+      bool named = function.name.starts_with("_dl_runtime_resolve");
+      if (named || (function.name.empty() && x86_ && entered_with_two_words(function.range.begin)))
+        add(function.range, SpecialKind::lazy_resolver);
+    }
+  }
+
+  bool entered_with_two_words(ImageAddr begin) const {
+    const Row* row = table_ ? table_->lookup(begin) : nullptr;
+    return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp && row->cfa_offset == 24 &&
+           !in_plt(begin);
+  }
+  bool in_plt(ImageAddr address) const {
+    return std::ranges::any_of(image_.sections(), [&](const Section& section) {
+      return section.name.starts_with(".plt") && section.addr <= address &&
+             address < section.addr + static_cast<int64_t>(section.size);
+    });
+  }
+
+  const LoadedImage& loaded_;
+  const Image& image_;
+  const Table* table_;
+  bool x86_;
+  std::vector<ArenaSpecial> out_;
+};
+
+}  // namespace
+
+std::vector<ArenaSpecial> find_specials(const LoadedImage& loaded, const Table* table) {
+  uint16_t machine = loaded.image->machine();
+  if (machine != kMachineX86_64 && machine != kMachineAarch64) return {};
+  return Finder(loaded, table).run();
+}
+
+}  // namespace sonde::host
