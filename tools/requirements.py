@@ -29,7 +29,7 @@ def ctest_exists(top, name):
 def test_exists(top, name):
     if match := re.fullmatch(r"(\S+): (.+)", name):
         path = top / match.group(1)
-        return path.is_file() and f'("{match.group(2)}")' in path.read_text(errors="replace")
+        return path.is_file() and re.search(rf'\("{re.escape(match.group(2))}"[,)]', path.read_text(errors="replace")) is not None
     return (top / name).is_file() if "/" in name else ctest_exists(top, name)
 
 
