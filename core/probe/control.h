@@ -22,6 +22,27 @@ struct UnwinderFunctions {
   uint64_t get_ip, set_ip, set_gr, resume;
 };
 
+// Where a trap stands for a patch: `pc` is the address of the one-byte trap instruction.
+struct TrapSite {
+  uint64_t pc;
+  uint32_t site;
+  uint32_t reserved;
+};
+// Sorted by pc. Written completely before AgentControl::traps points to it; a new table replaces the old one.
+struct TrapTable {
+  uint64_t count;
+  TrapSite sites[];
+};
+
+// The kernel's struct sigaction.
+struct KernelSigaction {
+  uint64_t handler, flags, restorer, mask;
+};
+
+enum ControlFlags : uint32_t {
+  kControlNoSystemCalls = 1,  // the target is under seccomp: the agent makes only the system calls it cannot do without
+};
+
 // Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in thread.h.
 struct AgentControl {
   uint32_t version;  // kAgentVersion, constant; the host checks it
@@ -31,16 +52,21 @@ struct AgentControl {
   const struct TableArena* tables;  // core/unwind/arena.h; null: no stacks in the target
   uint64_t main_stack_end;          // end of the main thread's stack mapping
   uint64_t loader_debug;            // address of the loader's struct r_debug; 0: none
-  uint32_t reserved2;
+  uint32_t flags;                   // ControlFlags
   uint32_t unwinder_count;
   UnwinderFunctions unwinders[kMaxUnwinders];
+  const TrapTable* traps;           // null: no trap sites
+  KernelSigaction program_trap;     // what the program itself wants done with SIGTRAP
 };
 
 // Names of the agent's objects for the host.
 //   sonde_agent_control   AgentControl
 //   sonde_entry           code: detours call it (core/native/x86_64/entry.S)
-//   sonde_trap            code: SIGTRAP handler
+//   sonde_trap            code: SIGTRAP handler (SA_SIGINFO | SA_NODEFER | SA_RESTORER, sa_restorer = sonde_restorer)
+//   sonde_restorer        code: signal return
 //   sonde_trampolines     code: kTrampolines x kTrampolineStride bytes
+//   sonde_return_common   code: where return trampolines jump to
+//   sonde_landing_pad     code: where unwinding enters hooked frames
 //   sonde_entries         ReturnEntry[kTrampolines], same stride
 extern "C" {
 extern AgentControl sonde_agent_control __attribute__((visibility("hidden")));
