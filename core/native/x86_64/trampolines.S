@@ -1,0 +1,149 @@
+// Return trampolines (x86-64): where hooked functions return to.
+//
+// ABI facts: System V psABI 3.2.2 (128-byte red zone below sp, kept by signal delivery), 3.2.1 (any register may carry a
+// value here: callers compiled with -fipa-ra keep some even in caller-saved ones).
+//
+// Each hooked activation has a trampoline of its own, the address in its return slot. Trampoline i belongs to
+// sonde_entries[i] = {real return address, slot}; both have a stride of 16 bytes:
+//
+//   T+0   e9 <rel32>        jmp sonde_return_common
+//   T+5   90 90 90
+//   T+8   <disp32>          T + 8 + disp = the entry
+//   T+12  90 90 90 90
+//
+// The unwind information computes the real address from that: CFA = sp (the slot has been consumed), T = *(CFA - 8)
+// (nothing writes into the red zone), entry = T + 8 + *(int32*)(T + 8), return address = *entry. It needs no search and no
+// state, so it holds for every unwinder at every instruction, and text is never written. CFA must be sp itself: GNU
+// libunwind and lldb set sp := CFA whatever a rule for sp says.
+//
+// A frame of size zero shares its CFA with its caller, by which libgcc and LLVM tell the frame of a handler. So exceptions
+// do not pass through: the personality makes every such frame a cleanup that lands in sonde_landing_pad.
+
+    .equ TRAMPOLINES, 131072       // kTrampolines in core/probe/control.h
+
+    .section .text.sonde_trampolines, "ax", @progbits
+    .balign 64
+    .cfi_startproc simple
+    .cfi_personality 0x9b, personality_reference      // indirect pcrel sdata4
+    .cfi_def_cfa %rsp, 0
+    // DW_CFA_val_expression rip: lit8 minus deref (T) dup plus_uconst 8 deref_size 4 plus plus_uconst 8 deref
+    // disp32 is positive (data lies above text), so deref_size needs no sign extension; hit.cc checks it.
+    .cfi_escape 0x16, 16, 12, 0x38, 0x1c, 0x06, 0x12, 0x23, 8, 0x94, 4, 0x22, 0x23, 8, 0x06
+    .fill 16, 1, 0x90              // unwinders look up pc-1: trampoline 0 needs covered bytes in front
+    .globl sonde_trampolines
+    .hidden sonde_trampolines
+    .type sonde_trampolines, @function
+sonde_trampolines:
+    .set entry_offset, 0
+    .rept TRAMPOLINES
+    .byte 0xe9
+    .long sonde_return_common - . - 4
+    .byte 0x90, 0x90, 0x90
+    .long sonde_entries + entry_offset - .
+    .long 0x90909090
+    .set entry_offset, entry_offset + 16
+    .endr
+    .size sonde_trampolines, . - sonde_trampolines
+
+// Return common. R = sp of the caller after the return.
+//
+//   R-8    the slot: T, from sonde_on_return's first store on the real return address
+//   R-16   rax
+//   R-24   flags: lahf + seto in ah, al
+//   R-32   rcx, rdx, rsi, rdi, r8, r9, r10, r11 (at R-88)
+//
+// Vector, x87 and MXCSR state are not touched: the agent is compiled for general registers only, and without string
+// instructions, so that the direction flag does not matter to it.
+    .balign 16
+    .globl sonde_return_common
+    .hidden sonde_return_common
+    .type sonde_return_common, @function
+sonde_return_common:
+    lea -8(%rsp), %rsp             // the slot is a stack word again; flags untouched
+    .cfi_def_cfa_offset 8
+    push %rax
+    .cfi_def_cfa_offset 16
+    lahf
+    seto %al
+    push %rax
+    .cfi_def_cfa_offset 24
+    push %rcx
+    .cfi_def_cfa_offset 32
+    push %rdx
+    .cfi_def_cfa_offset 40
+    push %rsi
+    .cfi_def_cfa_offset 48
+    push %rdi
+    .cfi_def_cfa_offset 56
+    push %r8
+    .cfi_def_cfa_offset 64
+    push %r9
+    .cfi_def_cfa_offset 72
+    push %r10
+    .cfi_def_cfa_offset 80
+    push %r11
+    .cfi_def_cfa_offset 88
+    lea 80(%rsp), %rdi             // the slot
+    call sonde_on_return           // corrects the slot, then frees the entry
+    .cfi_offset 16, -8             // from here on the slot is the truth
+    pop %r11
+    .cfi_def_cfa_offset 80
+    pop %r10
+    .cfi_def_cfa_offset 72
+    pop %r9
+    .cfi_def_cfa_offset 64
+    pop %r8
+    .cfi_def_cfa_offset 56
+    pop %rdi
+    .cfi_def_cfa_offset 48
+    pop %rsi
+    .cfi_def_cfa_offset 40
+    pop %rdx
+    .cfi_def_cfa_offset 32
+    pop %rcx
+    .cfi_def_cfa_offset 24
+    pop %rax
+    .cfi_def_cfa_offset 16
+    add $127, %al                  // OF = (al was 1)
+    sahf                           // SF ZF AF PF CF
+    pop %rax
+    .cfi_def_cfa_offset 8
+    lea 8(%rsp), %rsp              // the slot stays intact in the red zone
+    .cfi_def_cfa_offset 0
+    jmp *-8(%rsp)                  // not `ret`: the return predictor stays paired with the program's calls
+    .size sonde_return_common, . - sonde_return_common
+    .cfi_endproc
+
+// Unwinding (exception, pthread_exit, cancellation) reached a hooked frame and the personality sent it here.
+// sp = R, rax = exception object, rdx = entry. The unwinder has written this address into the slot on its way.
+    .balign 16
+    .globl sonde_landing_pad
+    .hidden sonde_landing_pad
+    .type sonde_landing_pad, @function
+    nop                            // covered: lookups at pc-1
+sonde_landing_pad:
+    .cfi_startproc simple
+    .cfi_def_cfa %rsp, 0
+    .cfi_escape 0x10, 16, 2, 0x71, 0   // DW_CFA_expression rip: at breg1 (rdx) + 0
+    push (%rdx)                    // the real return address back into its slot
+    .cfi_def_cfa_offset 8
+    .cfi_offset 16, -8
+    push %rax
+    .cfi_def_cfa_offset 16
+    mov %rdx, %rdi
+    call sonde_on_unwind           // the "unwound" exit; frees the entry; returns the unwinder's _Unwind_Resume
+    pop %rdi
+    .cfi_def_cfa_offset 8
+    sub $8, %rsp
+    .cfi_def_cfa_offset 16
+    call *%rax
+    hlt
+    .cfi_endproc
+    .size sonde_landing_pad, . - sonde_landing_pad
+
+    .section .data.rel.ro.sonde_personality, "aw", @progbits
+    .balign 8
+personality_reference:
+    .quad sonde_personality
+
+    .section .note.GNU-stack, "", @progbits

@@ -1,0 +1,165 @@
+#include "core/probe/hit.h"
+
+#include "core/native/thread_pointer.h"
+#include "core/native/ticks.h"
+#include "core/probe/loader_event.h"
+#include "core/probe/personality.h"
+
+namespace sonde {
+namespace {
+
+bool is_recording(const SessionHeader* session) {
+  return __atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording);
+}
+
+ThreadState* this_thread(SessionHeader* session) {
+  void* area = sonde_agent_control.thread_area;
+  return __builtin_expect(area != nullptr, 1) ? find_thread(session, area, thread_pointer()) : nullptr;
+}
+
+constexpr uint32_t kRingRetryHits = 4096;
+
+// All rings were taken when the thread came; some may have been freed since.
+[[gnu::noinline, gnu::cold]] bool take_ring_late(SessionHeader* session, ThreadState* thread, uint32_t site) {
+  if (++thread->ring_retry % kRingRetryHits == 0)
+    thread->ring = ring_take(session, thread->pid, thread->tid, thread->key);
+  if (!thread->ring) count_loss(session, nullptr, site, LossCause::no_ring);
+  return thread->ring;
+}
+
+// Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
+bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+  Activation& activation = sonde_activations[index];
+  if (thread && activation.owner == thread->tid) {
+    if (activation.state != EntryState::in_use) return false;
+    activation.state = EntryState::free;
+  } else if (!entry_claim(index)) {
+    return false;
+  }
+  if (thread && is_recording(session)) {
+    if (__builtin_expect(thread->ring != nullptr, 1))
+      ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks, now);
+    else
+      count_loss(session, nullptr, activation.site, LossCause::no_ring);
+  }
+  entry_give(thread, index);
+  return true;
+}
+
+// Ends the activation and those that left the slot to it by tail calls, innermost first.
+void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+  for (;;) {
+    uint32_t link = sonde_activations[index].link, chain = sonde_activations[index].chain;
+    uint64_t slot = sonde_entries[index].slot;
+    if (!end_activation(session, thread, index, kind, now) || __builtin_expect(!link, 1)) return;
+    index = link - 1;
+    if (sonde_entries[index].slot != slot || sonde_activations[index].chain + 1 != chain) return;
+  }
+}
+
+void begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner, uint32_t link,
+                      uint32_t chain) {
+  sonde_entries[index] = {real, reinterpret_cast<uint64_t>(slot)};
+  Activation& activation = sonde_activations[index];
+  activation.site = site;
+  activation.link = link;
+  activation.chain = chain;
+  activation.owner = owner;
+  activation.state = EntryState::in_use;
+  activation.entry_ticks = ticks();
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);  // complete before the slot names it
+  __atomic_store_n(slot, trampoline_address(index), __ATOMIC_RELAXED);
+}
+
+// The slot holds a trampoline already: its function was left by a tail call (a jump), and both share the return. The new
+// activation knows the real address, so that unwinders need one step; the older ones hang on its link. When the chain has
+// grown long or the pool is empty, its newest activation ends here, at the jump, and the new one takes over its entry.
+[[gnu::noinline]] void hijack_shared(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot,
+                                     bool may_reclaim) {
+  uint32_t older = trampoline_index(*slot);
+  Activation& previous = sonde_activations[older];
+  uint64_t real = sonde_entries[older].real;
+  bool shared = previous.state == EntryState::in_use;
+  uint32_t index = shared && previous.chain >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
+  if (index != kNoEntry) {
+    begin_activation(index, site, real, slot, thread->tid, shared ? older + 1 : 0, shared ? previous.chain + 1 : 0);
+  } else if (shared) {
+    uint64_t now = ticks();
+    ring_write_call(session, thread->ring, previous.site, ExitKind::returned, reinterpret_cast<uint64_t>(slot),
+                    previous.entry_ticks, now);
+    previous.site = site;
+    previous.entry_ticks = now;
+  } else {
+    return count_loss(session, thread->ring, site, LossCause::no_return_entry);
+  }
+  local_add(&thread->ring->calls, 1);
+}
+
+void hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
+  uint64_t real = __atomic_load_n(slot, __ATOMIC_RELAXED);
+  if (__builtin_expect(is_trampoline(real), 0)) return hijack_shared(session, thread, site, slot, may_reclaim);
+  uint32_t index = entry_take(session, thread, may_reclaim);
+  if (__builtin_expect(index == kNoEntry, 0))
+    return count_loss(session, thread->ring, site, LossCause::no_return_entry);
+  local_add(&thread->ring->calls, 1);
+  begin_activation(index, site, real, slot, thread->tid, 0, 0);
+}
+
+}  // namespace
+
+void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint64_t own_sp) {
+  uint32_t flags = __atomic_load_n(&session_sites(session)[site_number].flags, __ATOMIC_RELAXED);
+  if (!(flags & kSiteEnabled)) return;
+  if (__builtin_expect(flags & kSiteInternal, 0)) return loader_event(session);
+  ThreadState* thread = this_thread(session);
+  if (__builtin_expect(!thread, 0)) {
+    __atomic_fetch_add(&session->lost_no_thread_state, 1, __ATOMIC_RELAXED);
+    return;
+  }
+  if (__builtin_expect(!thread->ring, 0) && !take_ring_late(session, thread, site_number)) return;
+  Guard guard(session, thread, own_sp);
+  if (__builtin_expect(guard.level() == kMaxContextLevels, 0))
+    return count_loss(session, thread->ring, site_number, LossCause::nesting);
+  if (flags & kSiteHijack)
+    hijack(session, thread, site_number, slot, guard.level() == 0);
+  else
+    ring_write_entry(session, thread->ring, site_number, reinterpret_cast<uint64_t>(slot), ticks());
+}
+
+extern "C" {
+
+void sonde_on_entry(EntryFrame* frame) {
+  SessionHeader* session = sonde_agent_control.session;
+  if (__builtin_expect(!session || !is_recording(session), 0)) return;
+  hit_site(session, static_cast<uint32_t>(frame->site), frame->slot, reinterpret_cast<uint64_t>(frame));
+}
+
+void sonde_on_return(uint64_t* slot) {
+  uint64_t now = ticks();
+  uint32_t index = trampoline_index(*slot);
+  SessionHeader* session = sonde_agent_control.session;
+  ThreadState* thread = this_thread(session);
+  if (__builtin_expect(!thread, 0)) {
+    __atomic_store_n(slot, sonde_entries[index].real, __ATOMIC_RELAXED);
+    return end_chain(session, nullptr, index, ExitKind::returned, now);
+  }
+  Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
+  __atomic_store_n(slot, sonde_entries[index].real, __ATOMIC_RELAXED);  // first the slot holds the truth, then the entry may go
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  end_chain(session, thread, index, ExitKind::returned, now);
+}
+
+uint64_t sonde_on_unwind(ReturnEntry* entry) {
+  uint64_t now = ticks();
+  uint32_t index = static_cast<uint32_t>(entry - sonde_entries);
+  uint64_t resume = sonde_activations[index].resume;
+  SessionHeader* session = sonde_agent_control.session;
+  ThreadState* thread = this_thread(session);
+  if (!thread) return end_chain(session, nullptr, index, ExitKind::unwound, now), resume;
+  Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
+  end_chain(session, thread, index, ExitKind::unwound, now);
+  return resume;
+}
+
+}  // extern "C"
+}  // namespace sonde

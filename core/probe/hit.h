@@ -1,0 +1,39 @@
+// The hit path. Entered from assembly only: core/native/*/entry.S, trampolines.S and trap.S.
+//
+//   detour -> sonde_entry -> sonde_on_entry(frame)           takes an entry, hijacks the return slot
+//   return -> trampoline -> sonde_on_return(slot)            corrects the slot, writes the call record, frees the entry
+//   unwinding -> sonde_personality -> sonde_landing_pad -> sonde_on_unwind(entry)     the same for exits by unwinding
+//
+// No system call, no lock, no allocation; no libc; nothing of the program's state is touched but the return slot.
+#pragma once
+
+#include <cstdint>
+
+#include "core/event/session.h"
+#include "core/probe/entries.h"
+
+namespace sonde {
+
+// What sonde_entry saved: the picture in entry.S, from sp upwards.
+struct EntryFrame {
+  uint64_t r11, r10, r9, r8, rdi, rsi, rdx, rcx, flags, rax;
+  uint64_t return_point, site;
+  uint64_t red_zone[16];
+  uint64_t slot[];  // S
+
+  uint64_t* site_sp() { return slot; }
+};
+static_assert(sizeof(EntryFrame) == 224);
+
+// One hit of a site at a function's entry, where sp is the address of the return slot. own_sp: of the calling path, to
+// order context levels.
+void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint64_t own_sp);
+
+extern "C" {
+__attribute__((visibility("hidden"))) void sonde_on_entry(EntryFrame* frame);
+__attribute__((visibility("hidden"))) void sonde_on_return(uint64_t* slot);
+// Returns the _Unwind_Resume of the unwinder that is at work.
+__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry);
+}
+
+}  // namespace sonde

@@ -1,0 +1,124 @@
+#include "core/probe/thread.h"
+
+#include "core/base/check.h"
+#include "core/native/syscall.h"
+#include "core/native/ticks.h"
+#include "core/probe/safe_read.h"
+
+namespace sonde {
+namespace {
+
+constexpr uint64_t kRegistering = 1;
+constexpr uint32_t kProbes = 64;  // slots looked at per thread pointer
+
+// Where libc keeps the thread's id, in bytes behind the thread pointer; 0: not found yet. glibc on x86-64: 0x2d0 of
+// struct pthread; musl: near 0x30. Found by looking for the id, so no libc is assumed.
+uint32_t tid_offset;
+
+uint32_t* find_tid_word(ThreadState* state, uint64_t thread_pointer) {
+  if (thread_pointer <= kEarlyKey) return &state->no_tid_word;
+  uint32_t words[0x400 / 4];
+  uint64_t in_page = kPage - thread_pointer % kPage;  // what is known to be mapped
+  uint64_t bytes = safe_read(thread_pointer, words, sizeof words, in_page);
+  uint32_t known = __atomic_load_n(&tid_offset, __ATOMIC_RELAXED);
+  if (known && known + 4 <= bytes) return reinterpret_cast<uint32_t*>(thread_pointer + known);
+  for (uint32_t at = 0; at + 4 <= bytes; at += 4) {
+    if (words[at / 4] != state->tid) continue;
+    __atomic_store_n(&tid_offset, at, __ATOMIC_RELAXED);
+    return reinterpret_cast<uint32_t*>(thread_pointer + at);
+  }
+  return &state->no_tid_word;
+}
+
+bool is_alive(uint32_t pid, uint32_t tid) {
+  constexpr int64_t kNoSuchProcess = -3;
+  return system_call(__NR_tgkill, pid, tid, 0) != kNoSuchProcess;
+}
+
+// The state is the caller's alone: key has kRegistering set.
+ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
+  state->pid = static_cast<uint32_t>(system_call(__NR_getpid));
+  state->tid = static_cast<uint32_t>(system_call(__NR_gettid));
+  for (uint64_t& guard : state->guards) guard = 0;
+  state->tid_word = find_tid_word(state, key);
+  state->tid_value = *state->tid_word;
+  state->ring = ring_take(session, state->pid, state->tid, key);
+  __atomic_store_n(&state->key, key, __ATOMIC_RELEASE);
+  return state;
+}
+
+// libc's word changed: libc has only now filled it in (program start, fork), or this is another thread.
+ThreadState* check_identity(SessionHeader* session, ThreadState* state, uint64_t key) {
+  uint32_t value = *state->tid_word;
+  if (static_cast<uint32_t>(system_call(__NR_gettid)) == state->tid) {
+    state->tid_value = value;
+    return state;
+  }
+  __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELAXED);
+  if (state->ring) ring_end(state->ring);
+  return set_up(session, state, key);
+}
+
+bool claim(ThreadState* state, uint64_t expected, uint64_t key) {
+  return __atomic_compare_exchange_n(&state->key, &expected, key | kRegistering, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED);
+}
+
+}  // namespace
+
+ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) {
+  if (!area) return nullptr;
+  ThreadState* states = static_cast<ThreadState*>(area);
+  uint32_t first = thread_slot(key);
+  for (uint32_t i = 0; i < kProbes; i++) {
+    ThreadState* state = &states[(first + i) % kThreadSlots];
+    uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
+    if (there == key) return *state->tid_word == state->tid_value ? state : check_identity(session, state, key);
+    if (there == (key | kRegistering)) return nullptr;  // a handler interrupted this thread's own registration
+    if (!there && claim(state, 0, key)) return set_up(session, state, key);
+  }
+  for (uint32_t i = 0; i < kProbes; i++) {  // crowded: states of threads that are gone
+    ThreadState* state = &states[(first + i) % kThreadSlots];
+    uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
+    if (there & kRegistering || is_alive(state->pid, state->tid) || !claim(state, there, key)) continue;
+    if (state->ring) ring_end(state->ring);
+    return set_up(session, state, key);
+  }
+  return nullptr;
+}
+
+namespace {
+
+struct AlternateStack {
+  uint64_t begin;
+  int32_t flags;
+  int32_t padding;
+  uint64_t size;
+  bool holds(uint64_t sp) const { return sp - begin < size; }
+};
+
+// Whether the path that set the guard is gone. A path interrupted on the same stack has its sp above ours. Only a handler
+// on the alternate stack may run above a path that still waits.
+bool is_stale(uint64_t guard, uint64_t sp) {
+  if (guard > sp) return false;
+  constexpr int32_t kOnStack = 1;  // SS_ONSTACK
+  AlternateStack alternate{};
+  if (sonde_agent_control.flags & kControlNoSystemCalls) return true;
+  if (system_call(__NR_sigaltstack, 0, reinterpret_cast<uint64_t>(&alternate)) < 0) return true;
+  return !(alternate.flags & kOnStack) || alternate.holds(guard);
+}
+
+}  // namespace
+
+unsigned settle_guards(SessionHeader* session, ThreadState* thread, uint64_t sp) {
+  for (unsigned level = 0; level < kMaxContextLevels; level++) {
+    if (!thread->guards[level]) return level;
+    if (!is_stale(thread->guards[level], sp)) continue;
+    for (unsigned inner = level; inner < kMaxContextLevels; inner++) thread->guards[inner] = 0;
+    if (level == 0 && thread->ring && !ring_idle(thread->ring)) ring_abandon_all(session, thread->ring);
+    return level;
+  }
+  return kMaxContextLevels;
+}
+
+}  // namespace sonde
