@@ -1,0 +1,88 @@
+// Hooks functions of the test program itself: loads the agent as a library, makes the session and the thread area, and
+// writes detours by hand, so that the in-target engine is tested without the host's launcher and planner.
+// Hooked functions begin with five one-byte nops (SONDE_HOOKABLE).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/event/session.h"
+#include "core/probe/control.h"
+#include "core/probe/entries.h"
+
+#define SONDE_HOOKABLE __attribute__((noinline, noclone, patchable_function_entry(5, 0)))
+
+namespace sonde::test {
+
+struct CallRecord {
+  uint32_t site;
+  ExitKind kind;
+  uint32_t slot;
+  uint64_t entry, exit;
+  uint32_t tid;
+};
+struct EntryRecord {
+  uint32_t site, slot;
+  uint64_t ticks;
+};
+struct StackRecord {
+  uint32_t site;
+  uint64_t ticks;
+  std::vector<uint64_t> frames;
+};
+struct Records {
+  std::vector<CallRecord> calls;  // ring after ring, each in order
+  std::vector<EntryRecord> entries;
+  std::vector<StackRecord> stacks;
+  uint64_t holes = 0;
+};
+
+struct HarnessOptions {
+  uint64_t ring_bytes = uint64_t{1} << 24;
+  uint32_t ring_count = 64;
+  FullPolicy policy = FullPolicy::drop;
+  std::string agent_path = SONDE_AGENT;
+};
+
+class Harness {
+ public:
+  using Options = HarnessOptions;
+  explicit Harness(Options options = {});
+
+  // Hooks the function; the site's number. flags: SiteFlags besides kSiteEnabled.
+  uint32_t hook(void* function, uint32_t flags = kSiteHijack);
+  void enable(uint32_t site, bool on);
+  void enable_all(bool on);
+  void set_state(SessionState state);
+
+  // Everything published so far, consumed.
+  Records drain();
+  uint64_t lost(LossCause cause) const;  // over all sites
+  uint64_t lost_no_thread_state() const { return session_->lost_no_thread_state; }
+  uint64_t calls_begun() const;          // over all rings
+  uint32_t rings_taken() const;
+
+  bool is_trampoline(uint64_t address) const;
+  bool is_agent(uint64_t address) const { return address >= agent_begin_ && address < agent_end_; }
+  // A symbol of the agent file, hidden ones too; 0: none.
+  uint64_t agent_symbol(const std::string& name) const;
+  AgentControl* control() const { return control_; }
+  SessionHeader* session() const { return session_; }
+  const std::vector<uint64_t>& detours() const { return detours_; }
+  uint64_t site_function(uint32_t site) const { return session_sites(session_)[site].function; }
+
+ private:
+  char* new_arena(uint64_t near);
+
+  Options options_;
+  uint64_t agent_begin_ = 0, agent_end_ = 0, bias_ = 0;
+  AgentControl* control_ = nullptr;
+  SessionHeader* session_ = nullptr;
+  char* arena_ = nullptr;
+  uint64_t arena_used_ = 0;
+  uint64_t entry_ = 0, trampolines_ = 0;
+  std::vector<uint64_t> detours_;
+};
+
+}  // namespace sonde::test
