@@ -1,0 +1,327 @@
+// Whole stacks of real programs, held against gdb's: same threads, same pcs in the same order (gdb's inline and tail-call
+// frames left out), and every frame reliable. Programs are built here, or are Debian's.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "core/walk/reason.h"
+#include "host/target/stack_target.h"
+
+namespace sonde::host {
+namespace {
+
+namespace fs = std::filesystem;
+using Stacks = std::map<pid_t, std::vector<uint64_t>>;
+
+const fs::path& folder() {
+  static const fs::path path = [] {
+    fs::path p = fs::path(SONDE_BINARY_DIR) / "test-programs" / "stacks";
+    fs::create_directories(p);
+    return p;
+  }();
+  return path;
+}
+
+std::string build(const std::string& name, const std::string& source, const std::string& flags) {
+  fs::path file = folder() / name, text = folder() / (name + (flags.find("++") != flags.npos ? ".cc" : ".c"));
+  std::ofstream(text) << source;
+  std::string compiler = flags.find("++") != flags.npos ? "g++ " : "gcc ";
+  std::string command = compiler + "-pthread -o " + file.string() + " " + text.string() + " " + flags;
+  REQUIRE(std::system(command.c_str()) == 0);
+  return file;
+}
+
+// Gone at the end of the test. Started with its standard input open and silent, standard output into a pipe.
+struct Process {
+  pid_t pid;
+  int in[2], out[2];
+  explicit Process(std::vector<std::string> arguments) {
+    REQUIRE(pipe(in) == 0);
+    REQUIRE(pipe(out) == 0);
+    std::vector<char*> argv;
+    for (auto& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    pid = fork();
+    if (pid == 0) {
+      alarm(60);
+      dup2(in[0], 0), dup2(out[1], 1);
+      close(in[1]), close(out[0]);
+      rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
+      setrlimit(RLIMIT_CORE, &unlimited);
+      if (chdir(folder().c_str()) == 0) execvp(argv[0], argv.data());
+      _exit(127);
+    }
+    close(in[0]), close(out[1]);
+  }
+  // Until it has written a byte, and sleeps.
+  void wait_ready() const {
+    char c;
+    REQUIRE(::read(out[0], &c, 1) == 1);
+    wait_asleep();
+  }
+  void wait_asleep() const {
+    for (int i = 0, asleep = 0; i < 5000 && asleep < 20; i++, usleep(1000)) {
+      bool all = true;
+      for (auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+        std::ifstream stat(task.path() / "stat");
+        std::string text((std::istreambuf_iterator<char>(stat)), {});
+        all &= text.size() > 2 && text[text.rfind(')') + 2] == 'S';
+      }
+      asleep = all ? asleep + 1 : 0;
+    }
+  }
+  ~Process() {
+    if (pid > 0) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+    close(in[1]), close(out[0]);
+  }
+};
+
+bool have_gdb() {
+  static const bool have = std::system("gdb -batch -nx -ex 'python print(1)' >/dev/null 2>&1") == 0;
+  if (!have) MESSAGE("SKIPPED: gdb with Python is not installed");
+  return have;
+}
+
+// What gdb says, by thread.
+Stacks stacks_by_gdb(const std::string& target) {
+  fs::path script = folder() / ("gdb." + std::to_string(getpid()) + ".py");
+  std::ofstream(script) << R"(
+import gdb
+gdb.execute("set backtrace past-main on")
+gdb.execute("set backtrace limit unlimited")
+for thread in gdb.selected_inferior().threads():
+    thread.switch()
+    frame, pcs = gdb.newest_frame(), []
+    while frame:
+        if frame.type() not in (gdb.INLINE_FRAME, gdb.TAILCALL_FRAME):
+            pcs.append("%x" % frame.pc())
+        frame = frame.older()
+    print("STACK", thread.ptid[1] or thread.ptid[0], *pcs)
+)";
+  std::string command = "gdb -batch -nx -ex 'set debuginfod enabled off' " + target + " -x " + script.string() + " 2>/dev/null";
+  Stacks stacks;
+  FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string text;
+  char buffer[4096];
+  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
+  pclose(pipe);
+  fs::remove(script);
+  std::istringstream lines(text);
+  for (std::string line, word; std::getline(lines, line);) {
+    if (!line.starts_with("STACK ")) continue;
+    std::istringstream words(line.substr(6));
+    pid_t tid;
+    words >> tid;
+    while (words >> word) stacks[tid].push_back(std::stoull(word, nullptr, 16));
+  }
+  return stacks;
+}
+
+// gdb shows an inline function's frame instead of the function it is in when that is the innermost: same pc, so nothing is
+// lost by leaving inline frames out, as the function's own frame follows with the same pc.
+void compare(StackTarget& target, const Stacks& truth) {
+  CHECK(target.threads().size() == truth.size());
+  for (const StoppedThread& thread : target.threads()) {
+    ThreadStack stack = target.walk(thread, {.max_frames = 100000, .reliable_only = true});
+    std::vector<uint64_t> pcs;
+    for (const Frame& frame : stack.frames) pcs.push_back(frame.pc.value);
+    INFO("thread ", thread.tid, " ends with ", std::string(sonde::describe(stack.result.reason)), " after ", pcs.size(), " frames");
+    REQUIRE(truth.contains(thread.tid));
+    const auto& expected = truth.at(thread.tid);
+    CHECK(pcs.size() == expected.size());
+    bool equal = pcs == expected;
+    CHECK(equal);
+    CHECK(stack.result.whole());
+    for (size_t i = 0; !equal && i < std::max(pcs.size(), expected.size()); i++)
+      if (i >= pcs.size() || i >= expected.size() || pcs[i] != expected[i]) {
+        MESSAGE("first difference at #", i, ": ", i < pcs.size() ? pcs[i] : 0, ", gdb: ", i < expected.size() ? expected[i] : 0);
+        break;
+      }
+  }
+}
+
+void compare_process(pid_t pid, size_t least_frames) {
+  auto target = StackTarget::of_process(pid);
+  REQUIRE(target);
+  for (auto& problem : target->problems()) MESSAGE(problem);
+  Stacks truth = stacks_by_gdb("-p " + std::to_string(pid));
+  size_t longest = 0;
+  for (auto& [tid, pcs] : truth) longest = std::max(longest, pcs.size());
+  REQUIRE(longest >= least_frames);
+  compare(*target, truth);
+}
+
+void compare_core(const std::string& core, const std::string& program, size_t least_frames) {
+  auto target = StackTarget::of_core(core, "");
+  REQUIRE(target);
+  for (auto& problem : target->problems()) MESSAGE(problem);
+  Stacks truth = stacks_by_gdb(program + " " + core);
+  size_t longest = 0;
+  for (auto& [tid, pcs] : truth) longest = std::max(longest, pcs.size());
+  REQUIRE(longest >= least_frames);
+  compare(*target, truth);
+}
+
+void skip(const std::string& why) { MESSAGE("SKIPPED: ", why); }
+
+constexpr const char* kThreads = R"(
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+__attribute__((noinline)) int work(int n) {
+  volatile char room[100 + 8 * (n & 7)];
+  room[0] = n;
+  if (n > 0) return work(n - 1) + room[0];
+  pthread_mutex_lock(&lock);
+  return pthread_mutex_unlock(&lock);
+}
+static void *start(void *depth) { return (void *)(long)work((int)(long)depth); }
+int main(void) {
+  pthread_t threads[6];
+  pthread_mutex_lock(&lock);
+  for (long i = 0; i < 6; i++) pthread_create(&threads[i], 0, start, (void *)(i * 50));
+  write(1, "r", 1);
+  for (int i = 0; i < 6; i++) pthread_join(threads[i], 0);
+})";
+
+// A fault in a leaf on the thread's stack; its handler runs on another stack, raises a second signal there, and waits.
+constexpr const char* kSignals = R"(
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((noinline)) int fault(int *p) { return *p + 1; }
+__attribute__((noinline)) int outer(int n, int *p) { volatile int x[64]; x[0] = n; return (n ? outer(n - 1, p) : fault(p)) + x[0]; }
+static void second(int s) { write(1, "r", 1); for (;;) pause(); }
+static void first(int s) { raise(SIGUSR1); }
+int main(void) {
+  stack_t stack = {.ss_sp = malloc(65536), .ss_size = 65536};
+  sigaltstack(&stack, 0);
+  struct sigaction action = {.sa_handler = first, .sa_flags = SA_ONSTACK};
+  sigaction(SIGSEGV, &action, 0);
+  action.sa_handler = second;
+  sigaction(SIGUSR1, &action, 0);
+  return outer(5, 0);
+})";
+
+constexpr const char* kAbort = R"(
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+#include <pthread.h>
+#include <stdexcept>
+struct Shape { virtual ~Shape() {} virtual int area(int n) = 0; };
+struct Square : Shape { int area(int n) override { volatile int keep = n; if (n == 0) throw std::runtime_error("no area"); return area(n - 1) + keep; } };
+static void *idle(void *) { for (;;) pause(); }
+int main(int argc, char **argv) {
+  pthread_t t; pthread_create(&t, 0, idle, 0);
+  usleep(20000);
+  Shape *s = new Square;
+  return s->area(argc + 5);
+})";
+
+}  // namespace
+
+TEST_CASE("stacks: python in deep recursion, as gdb sees it") {
+  if (!have_gdb()) return;
+  if (!fs::exists("/usr/bin/python3")) return skip("/usr/bin/python3 is not installed");
+  Process python({"/usr/bin/python3", "-c",
+                  "import os, time, sys\nsys.setrecursionlimit(10000)\n"
+                  "def f(n):\n  if n: return list(map(f, [n - 1]))\n  os.write(1, b'r'); time.sleep(60)\nf(80)"});
+  python.wait_ready();
+  compare_process(python.pid, 250);
+}
+
+TEST_CASE("stacks: sqlite3 waiting for input, as gdb sees it") {
+  if (!have_gdb()) return;
+  if (!fs::exists("/usr/bin/sqlite3")) return skip("/usr/bin/sqlite3 is not installed");
+  Process sqlite({"/usr/bin/sqlite3", "-batch", ":memory:"});
+  usleep(50000);
+  sqlite.wait_asleep();
+  compare_process(sqlite.pid, 6);
+}
+
+TEST_CASE("stacks: threads that wait for a lock, as gdb sees them") {
+  if (!have_gdb()) return;
+  for (const char* flags : {"-O2", "-O0 -fno-omit-frame-pointer", "-O2 -static"}) {
+    CAPTURE(flags);
+    Process threads({build("threads", kThreads, flags)});
+    threads.wait_ready();
+    compare_process(threads.pid, 250);
+  }
+}
+
+TEST_CASE("stacks: handlers on an alternate stack over a fault, as gdb sees them") {
+  if (!have_gdb()) return;
+  Process signals({build("signals", kSignals, "-O2 -fno-optimize-sibling-calls")});
+  signals.wait_ready();
+  compare_process(signals.pid, 14);
+}
+
+TEST_CASE("stacks: a core file by gcore, as gdb sees it") {
+  if (!have_gdb()) return;
+  for (bool signal : {false, true}) {
+    std::string program = signal ? build("gcore_signals", kSignals, "-O2") : build("gcore_threads", kThreads, "-O2");
+    Process process({program});
+    process.wait_ready();
+    std::string prefix = (folder() / "gcore").string(), core = prefix + "." + std::to_string(process.pid);
+    REQUIRE(std::system(("gcore -o " + prefix + " " + std::to_string(process.pid) + " >/dev/null 2>&1").c_str()) == 0);
+    compare_core(core, program, 10);
+    fs::remove(core);
+  }
+}
+
+TEST_CASE("stacks: a core file by the kernel, as gdb sees it") {
+  if (!have_gdb()) return;
+  std::ifstream in("/proc/sys/kernel/core_pattern");
+  std::string pattern;
+  std::getline(in, pattern);
+  if (pattern.empty() || pattern[0] == '|' || pattern.find('/') != pattern.npos)
+    return skip("/proc/sys/kernel/core_pattern sends core files elsewhere: " + pattern);
+  std::string program = build("abort", kAbort, "-O2 -xc++ -lstdc++");
+  for (auto& entry : fs::directory_iterator(folder()))
+    if (entry.path().filename().string().starts_with("core")) fs::remove(entry.path());
+  Process process({program});
+  int status;
+  REQUIRE(waitpid(process.pid, &status, 0) == process.pid);
+  process.pid = 0;
+  REQUIRE(WIFSIGNALED(status));
+  REQUIRE(WCOREDUMP(status));
+  std::string core;
+  for (auto& entry : fs::directory_iterator(folder()))
+    if (entry.path().filename().string().starts_with("core")) core = entry.path();
+  REQUIRE(!core.empty());
+  compare_core(core, program, 12);
+
+  // Cut off anywhere: an error or a shorter answer, never a crash.
+  auto whole = fs::file_size(core);
+  for (int i = 20; i >= 0; i--) {
+    fs::resize_file(core, whole * static_cast<uintmax_t>(i) / 21);
+    CAPTURE(i);
+    auto target = StackTarget::of_core(core, "");
+    if (!target) continue;
+    for (const StoppedThread& thread : target->threads()) CHECK(target->walk(thread, {}).frames.size() > 0);
+  }
+  fs::remove(core);
+}
+
+TEST_CASE("stacks: what is no core file is refused in words") {
+  std::string program = build("not_a_core", "int main() { return 0; }", "");
+  auto target = StackTarget::of_core(program, "");
+  REQUIRE(!target);
+  CHECK(target.error().message.find("not a core file") != std::string::npos);
+  CHECK(StackTarget::of_core("/dev/null", "").error().message == "/dev/null: not a file");
+  CHECK(!StackTarget::of_core("/nonexistent", ""));
+}
+
+}  // namespace sonde::host
