@@ -1,0 +1,71 @@
+// One stopped thread of a target, under ptrace: registers, memory, breakpoints, system calls made in its name. The host
+// is a tracer only for the milliseconds in which it looks or patches; a Tracee is released with detach(), also by its
+// destructor, and the target runs on.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/user.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/addr.h"
+#include "host/error.h"
+
+namespace sonde::host {
+
+// How a target ended, as waitpid says it.
+struct ExitStatus {
+  int wait_status = 0;
+};
+
+class Tracee {
+ public:
+  // Takes over a thread that is already attached and stopped. `process` names the address space (/proc/PROCESS/mem).
+  static Result<Tracee> adopt(pid_t thread, pid_t process);
+  Tracee(Tracee&& other) noexcept;
+  Tracee& operator=(Tracee&& other) noexcept;
+  ~Tracee();
+
+  pid_t thread() const { return thread_; }
+
+  Result<user_regs_struct> regs() const;
+  Result<void> set_regs(const user_regs_struct& regs) const;
+  Result<void> read(Addr at, std::span<uint8_t> into) const;
+  // Also into read-only private mappings: the kernel gives the target its own copy of the page.
+  Result<void> write(Addr at, std::span<const uint8_t> bytes) const;
+  template <class T>
+  Result<T> read_as(Addr at) const {
+    T value;
+    if (auto done = read(at, {reinterpret_cast<uint8_t*>(&value), sizeof value}); !done)
+      return std::unexpected(done.error());
+    return value;
+  }
+  template <class T>
+  Result<void> write_as(Addr at, const T& value) const {
+    return write(at, {reinterpret_cast<const uint8_t*>(&value), sizeof value});
+  }
+
+  // Makes a system call in the target, at the `syscall` instruction that lies at `instruction`; registers are as before
+  // afterwards. The value is the kernel's: -errno on failure. Signals that arrive meanwhile are delivered later.
+  Result<int64_t> system_call(Addr instruction, long number, std::initializer_list<uint64_t> arguments);
+
+  // Runs until `breakpoint` is reached, with a temporary int3 there; signals are passed on to the target. Value: the
+  // exit status if the target ended before.
+  Result<std::optional<ExitStatus>> run_to(Addr breakpoint);
+
+  // Lets it run on, delivering signals that were held back.
+  Result<void> detach();
+
+ private:
+  Tracee(pid_t thread, int memory) : thread_(thread), memory_(memory) {}
+  pid_t thread_ = 0;
+  int memory_ = -1;
+  std::vector<int> held_signals_;
+};
+
+}  // namespace sonde::host
