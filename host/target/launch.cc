@@ -46,9 +46,6 @@ struct Pipe {
   std::vector<char*> argv;
   for (const std::string& word : request.command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
   execvp(argv[0], argv.data());
   int error = errno;
   (void)!write(failed.write_end, &error, sizeof error);

@@ -1,0 +1,166 @@
+#include "host/target/target.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "core/probe/control.h"
+#include "core/probe/thread.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace sonde::host {
+
+namespace {
+bool same_file(const LoadedImage& a, const LoadedImage& b) {
+  return a.range.begin == b.range.begin && a.image->path() == b.image->path() && a.image->build_id() == b.image->build_id();
+}
+}  // namespace
+
+Result<Addr> Target::map(Tracee& tracee, Addr at, uint64_t size, int protection, int flags, int fd) {
+  int64_t got = SONDE_TRY(tracee.system_call(
+      syscall_, SYS_mmap,
+      {at.value, size, static_cast<uint64_t>(protection), static_cast<uint64_t>(flags), static_cast<uint64_t>(fd), 0}));
+  if (got < 0 && got > -4096)
+    return fail(fmt::format("the target cannot map {} bytes{}: {}", size, at ? fmt::format(" at {:#x}", at.value) : "",
+                            std::strerror(static_cast<int>(-got))));
+  return Addr(static_cast<uint64_t>(got));
+}
+
+Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* session) {
+  session_ = session;
+  for (LoadedImage& loaded : SONDE_TRY(loaded_images(pid_, &problems_)))
+    if (loaded.image->build_id() == agent_.image->build_id()) agent_bias_ = loaded.bias;
+  if (agent_bias_ == 0) return fail("the program's loader did not load the agent");
+
+  Addr area = SONDE_TRY(map(tracee, Addr(), thread_area_bytes(), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1));
+  int64_t wiped = SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {area.value, thread_area_bytes(), MADV_WIPEONFORK}));
+  if (wiped != 0) return fail("this kernel has no MADV_WIPEONFORK (Linux 4.14): forked children could not be told apart");
+  Addr mapped = SONDE_TRY(map(tracee, Addr(), session->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session_fd));
+  SONDE_TRY(tracee.system_call(syscall_, SYS_close, {static_cast<uint64_t>(session_fd)}));
+
+  Addr control = agent_address(agent_.control);
+  SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, session), mapped.value));
+  SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, thread_area), area.value));
+  for (const Mapping& mapping : SONDE_TRY(read_maps(pid_)))
+    if (mapping.path == "[stack]")
+      SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, main_stack_end), mapping.range.end.value));
+  return {};
+}
+
+Result<void> Target::update(Tracee& tracee, const Selector& select) {
+  std::vector<LoadedImage> now = SONDE_TRY(loaded_images(pid_, &problems_));
+  for (uint32_t i = 0; i < images_.size(); i++) {
+    TargetImage& known = images_[i];
+    if (known.gone) continue;
+    known.gone = std::none_of(now.begin(), now.end(), [&](const auto& l) { return same_file(l, known.loaded); });
+    if (!known.gone) continue;
+    for (TargetSite& site : sites_) site.gone |= site.image == i;
+  }
+  for (LoadedImage& loaded : now) {
+    bool known = std::any_of(images_.begin(), images_.end(),
+                             [&](const TargetImage& i) { return !i.gone && same_file(i.loaded, loaded); });
+    if (known) continue;
+    uint32_t index = static_cast<uint32_t>(images_.size());
+    images_.push_back({loaded, false});
+    if (loaded.bias == agent_bias_) continue;
+    SONDE_TRY_VOID(watch_loader(tracee, index));
+    std::vector<uint32_t> chosen = SONDE_TRY(select(loaded, loaded.image->path() == program_));
+    if (!chosen.empty()) SONDE_TRY_VOID(arm_image(tracee, index, chosen, false));
+  }
+  SONDE_TRY_VOID(publish_unwinders(tracee));
+  return publish_tables(tracee);
+}
+
+// The loader tells debuggers about libraries by calling an empty function; the engine's own site there tells us.
+Result<void> Target::watch_loader(Tracee& tracee, uint32_t image) {
+  const LoadedImage& loaded = images_[image].loaded;
+  auto debug = loaded.image->symbol("_r_debug");
+  auto hook = loaded.image->symbol("_dl_debug_state");
+  if (!debug || !hook) return {};
+  auto functions = loaded.image->functions();
+  for (uint32_t i = 0; i < functions.size(); i++) {
+    if (functions[i].range.begin != *hook) continue;
+    SONDE_TRY_VOID(tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, loader_debug),
+                                   loaded.to_target(*debug).value));
+    return arm_image(tracee, image, {i}, true);
+  }
+  return {};
+}
+
+Result<std::vector<AddrRange>> Target::used_ranges() const {
+  std::vector<AddrRange> used;
+  for (const Mapping& mapping : SONDE_TRY(read_maps(pid_))) used.push_back(mapping.range);
+  return used;
+}
+
+Result<void> Target::arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& functions, bool internal) {
+  PlanRequest request;
+  request.image = &images_[image].loaded;
+  request.functions = functions;
+  request.first_site = static_cast<uint32_t>(sites_.size());
+  request.entry_trampoline = agent_address(agent_.entry);
+  request.used = SONDE_TRY(used_ranges());
+  request.allow_traps = options_.allow_traps && !internal;
+  request.force_traps = options_.force_traps && !internal;
+  if (request.first_site + functions.size() > kMaxSites)
+    return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
+  ImagePlan plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());
+
+  for (const AddrRange& arena : plan.arenas)
+    SONDE_TRY(map(tracee, arena.begin, arena.size(), PROT_READ | PROT_EXEC,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1));
+  for (const auto& [at, bytes] : plan.writes) SONDE_TRY_VOID(tracee.write(at, bytes));
+  for (size_t i = 0; i < plan.sites.size(); i++) {
+    sites_.push_back({image, plan.sites[i].function, std::move(plan.sites[i]), internal, false});
+    SONDE_TRY_VOID(arm_site(tracee, sites_.back(), static_cast<uint32_t>(sites_.size() - 1)));
+  }
+  return {};
+}
+
+// The site's record first, then the bytes: a hit finds its site complete.
+Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t number) {
+  const SitePlan& plan = site.plan;
+  Site& shared = session_sites(session_)[number];
+  shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, 0};
+  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  if (plan.method == Method::refused) return {};
+  if (site.internal)
+    shared.flags = kSiteEnabled | kSiteInternal;
+  else
+    shared.flags = kSiteEnabled | (plan.no_hijack == NoHijack::none ? kSiteHijack : 0) | (options_.stacks ? kSiteStack : 0);
+  std::vector<uint8_t> there(plan.original.size());
+  SONDE_TRY_VOID(tracee.read(plan.patch, there));
+  if (there != plan.original)
+    return fail(fmt::format("the code at {:#x} is not what {} holds: somebody else patched it", plan.patch.value,
+                            images_[site.image].loaded.image->path()));
+  return tracee.write(plan.patch, plan.bytes);
+}
+
+// Every image that defines an unwinder's functions, for the personality of the return trampolines.
+Result<void> Target::publish_unwinders(Tracee& tracee) {
+  std::vector<UnwinderFunctions> found;
+  for (const TargetImage& image : images_) {
+    if (image.gone || found.size() == kMaxUnwinders) continue;
+    const LoadedImage& l = image.loaded;
+    auto get_ip = l.image->symbol("_Unwind_GetIP"), set_ip = l.image->symbol("_Unwind_SetIP"),
+         set_gr = l.image->symbol("_Unwind_SetGR"), resume = l.image->symbol("_Unwind_Resume");
+    if (!get_ip || !set_ip || !set_gr || !resume) continue;
+    found.push_back({l.range.begin.value, l.range.end.value, l.to_target(*get_ip).value, l.to_target(*set_ip).value,
+                     l.to_target(*set_gr).value, l.to_target(*resume).value});
+  }
+  Addr control = agent_address(agent_.control);
+  if (!found.empty())
+    SONDE_TRY_VOID(tracee.write(control + offsetof(AgentControl, unwinders),
+                                {reinterpret_cast<uint8_t*>(found.data()), found.size() * sizeof found[0]}));
+  return tracee.write_as(control + offsetof(AgentControl, unwinder_count), static_cast<uint32_t>(found.size()));
+}
+
+}  // namespace sonde::host

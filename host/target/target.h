@@ -1,0 +1,80 @@
+// A process with the agent in it: gives the agent its session, plans and arms sites in every image as it appears, and
+// keeps the account of what was armed or refused. All work on the process happens through a stopped Tracee that the
+// caller provides; between calls nothing is traced.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/event/session.h"
+#include "host/image/maps.h"
+#include "host/plan/plan.h"
+#include "host/target/agent_file.h"
+#include "host/target/tracee.h"
+
+namespace sonde::host {
+
+// One image that was mapped while the target was recorded. Never removed: trace records refer to it by index.
+struct TargetImage {
+  LoadedImage loaded;
+  bool gone = false;  // unloaded since
+};
+
+struct TargetSite {
+  uint32_t image;     // index into images()
+  uint32_t function;  // index into its functions()
+  SitePlan plan;
+  bool internal = false;
+  bool gone = false;  // its image was unloaded
+};
+
+// The functions of one image that shall be probed: indices into image.functions().
+using Selector = std::function<Result<std::vector<uint32_t>>(const LoadedImage& image, bool is_program)>;
+
+struct TargetOptions {
+  bool stacks = false;  // a stack per hit
+  bool allow_traps = false, force_traps = false;
+};
+
+class Target {
+ public:
+  Target(pid_t pid, AgentFile agent, std::string program, Addr syscall_instruction, TargetOptions options)
+      : pid_(pid), agent_(std::move(agent)), program_(std::move(program)), syscall_(syscall_instruction),
+        options_(options) {}
+
+  // Maps the session (descriptor number `session_fd` in the target, closed there afterwards) and tells the agent.
+  Result<void> install(Tracee& tracee, int session_fd, SessionHeader* session);
+
+  // Looks which images came or went since the last call, and plans and arms the chosen functions of the new ones.
+  Result<void> update(Tracee& tracee, const Selector& select);
+
+  pid_t pid() const { return pid_; }
+  std::span<const TargetImage> images() const { return images_; }
+  std::span<const TargetSite> sites() const { return sites_; }  // by site number, refused ones included
+  std::span<const std::string> problems() const { return problems_; }
+  Addr agent_address(ImageAddr a) const { return Addr(a.value + agent_bias_); }
+
+ private:
+  Result<Addr> map(Tracee& tracee, Addr at, uint64_t size, int protection, int flags, int fd);
+  Result<void> arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& functions, bool internal);
+  Result<void> arm_site(Tracee& tracee, const TargetSite& site, uint32_t number);
+  Result<void> watch_loader(Tracee& tracee, uint32_t image);
+  Result<void> publish_unwinders(Tracee& tracee);
+  Result<void> publish_tables(Tracee& tracee);
+  Result<std::vector<AddrRange>> used_ranges() const;
+
+  pid_t pid_;
+  AgentFile agent_;
+  uint64_t agent_bias_ = 0;
+  std::string program_;
+  Addr syscall_;
+  TargetOptions options_;
+  SessionHeader* session_ = nullptr;
+  std::vector<TargetImage> images_;
+  std::vector<TargetSite> sites_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace sonde::host
