@@ -24,6 +24,8 @@ class Skip(Exception):
 
 
 def run(command, env=None, cwd=None):
+    if not os.path.exists(command[0]) and not shutil.which(command[0]):
+        raise Skip(f"{command[0]} does not exist")
     done = subprocess.run(command, env={**os.environ, **(env or {})}, cwd=cwd, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         raise Skip(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-200:]}")
