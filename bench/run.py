@@ -35,6 +35,15 @@ def run(command, env=None, cwd=None):
     return float(numbers[-1])
 
 
+def append(path, line):
+    """One write to a tracefs file: Python's own append mode seeks, which these files refuse."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, (line + "\n").encode())
+    finally:
+        os.close(fd)
+
+
 class Bench:
     def __init__(self, build, scale):
         self.build, self.scale = build, scale
@@ -86,21 +95,15 @@ class Bench:
         symbols = subprocess.run(["nm", self.plain], capture_output=True, text=True).stdout
         address = int(re.search(r"^([0-9a-f]+) T work$", symbols, re.M).group(1), 16)
         events = f"{TRACEFS}/uprobe_events"
-        with open(events, "a") as f:
-            f.write(f"p:sondebench/entry {self.plain}:{address:#x}\n")
-            f.flush()
-            f.write(f"r:sondebench/exit {self.plain}:{address:#x}\n")
+        for line in (f"p:sondebench/entry {self.plain}:{address:#x}", f"r:sondebench/exit {self.plain}:{address:#x}"):
+            append(events, line)
         try:
-            with open(f"{TRACEFS}/events/sondebench/enable", "w") as f:
-                f.write("1")
+            append(f"{TRACEFS}/events/sondebench/enable", "1")
             return run([self.plain, "direct", self.calls(0.05), str(threads), str(depth)])
         finally:
-            with open(f"{TRACEFS}/events/sondebench/enable", "w") as f:
-                f.write("0")
-            with open(events, "a") as f:
-                f.write("-:sondebench/entry\n")
-                f.flush()
-                f.write("-:sondebench/exit\n")
+            append(f"{TRACEFS}/events/sondebench/enable", "0")
+            append(events, "-:sondebench/entry")
+            append(events, "-:sondebench/exit")
             with open(f"{TRACEFS}/trace", "w"):
                 pass
 
