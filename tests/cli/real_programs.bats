@@ -1,0 +1,129 @@
+# Programs nobody here wrote behave under `sonde record` as they do alone, and the counts are right.
+load common
+
+@test "sqlite3 with its library's functions probed, a stack for each hit" {
+  same_as_untraced -f 'libsqlite3.so.0:sqlite3_*' -s -- \
+    sqlite3 :memory: 'create table t(x); insert into t values(1),(2); select sum(x) from t;'
+  [ "$(calls_of sqlite3_prepare_v2)" -ge 3 ]
+  "$SONDE" report --stats trace | grep -q 'unreliable stacks'
+}
+
+@test "python3 with its C interface probed" {
+  same_as_untraced -f 'Py*' -- python3 -c 'print(sum(range(10**5)))'
+}
+
+@test "sonde itself" {
+  same_as_untraced -- "$SONDE" --version
+}
+
+@test "cmake" {
+  same_as_untraced -- cmake --version
+}
+
+@test "gcc compiles the same object: stripped, functions from .eh_frame" {
+  echo 'int twice(int x) { return 2 * x; }' >small.c
+  gcc -c small.c -o alone.o
+  "$SONDE" record -o trace -- gcc -c small.c -o traced.o
+  cmp alone.o traced.o
+}
+
+@test "the environment is the program's own" {
+  same_as_untraced -- env
+}
+
+@test "the descriptors are the program's own" {
+  # The folder that ls opens is the lowest free one: any descriptor of ours would show as a number.
+  ls /proc/self/fd >untraced.out
+  "$SONDE" record -o trace -- ls /proc/self/fd >traced.out
+  diff untraced.out traced.out
+}
+
+@test "a program under AddressSanitizer" {
+  cat >asan.c <<'C'
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+__attribute__((noinline)) int use(char *p) { return p[3]; }
+int main(void) { char *p = malloc(8); strcpy(p, "abcdefg"); int r = use(p); free(p); printf("%d\n", r); return 3; }
+C
+  gcc -g -O1 -fsanitize=address asan.c -o asan
+  same_as_untraced -- ./asan
+  [ "$(calls_of use)" -eq 1 ]
+}
+
+@test "AddressSanitizer still finds the error it is there for" {
+  cat >bad.c <<'C'
+#include <stdlib.h>
+__attribute__((noinline)) int use(char *p) { return p[8]; }
+int main(void) { char *volatile p = malloc(8); return use(p); }
+C
+  gcc -g -O1 -fsanitize=address bad.c -o bad
+  ! ./bad 2>untraced.err
+  ! "$SONDE" record -o trace -- ./bad 2>traced.err
+  grep -q heap-buffer-overflow untraced.err
+  grep -q heap-buffer-overflow traced.err
+}
+
+@test "counts equal those of gdb's breakpoints for ten functions" {
+  cat >counts.c <<'C'
+#include <stdio.h>
+#define F(n) __attribute__((noinline)) int f##n(int x) { __asm__ volatile(""); return x + n; }
+F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9)
+int (*const all[10])(int) = {f0, f1, f2, f3, f4, f5, f6, f7, f8, f9};
+int main(void) { int s = 0; for (int i = 0; i < 10; i++) for (int k = 0; k <= i * 7; k++) s = all[i](s); printf("%d\n", s); }
+C
+  gcc -O2 -g counts.c -o counts
+  same_as_untraced -- ./counts
+  for i in 0 1 2 3 4 5 6 7 8 9; do echo "break *f$i"; done >script.gdb
+  for i in 0 1 2 3 4 5 6 7 8 9; do echo "ignore $((i + 1)) 1000000"; done >>script.gdb
+  { echo run; echo 'info breakpoints'; } >>script.gdb
+  gdb -q -batch -x script.gdb ./counts >gdb.out 2>&1
+  for i in 0 1 2 3 4 5 6 7 8 9; do
+    expected=$(grep -A1 -E "in f$i at|<f$i>|in f$i\$" gdb.out | sed -n 's/.*already hit \([0-9]*\) time.*/\1/p' | head -1)
+    [ "$(calls_of f$i)" -eq "$expected" ] || { echo "f$i: $(calls_of f$i), gdb $expected"; cat gdb.out; return 1; }
+  done
+}
+
+@test "gdb and strace attach to a program that is being recorded" {
+  cat >slow.c <<'C'
+#include <time.h>
+#include <unistd.h>
+__attribute__((noinline)) void tick(void) { struct timespec t = {0, 20000000}; nanosleep(&t, 0); }
+int main(void) { for (int i = 0; i < 150; i++) tick(); return 0; }
+C
+  gcc -O1 -g slow.c -o slow
+  "$SONDE" record -o trace -- ./slow 2>/dev/null &
+  recorder=$!
+  sleep 0.7
+  target=$(pgrep -P $recorder -x slow)
+  gdb -q -batch -p "$target" -ex bt >gdb.out 2>&1
+  grep -q 'in tick' gdb.out
+  grep -q 'in main' gdb.out
+  timeout 1 strace -p "$target" 2>strace.out || true
+  grep -q nanosleep strace.out
+  wait $recorder
+  [ "$(calls_of tick)" -eq 150 ]
+}
+
+@test "exit status and death by signal are passed through" {
+  run "$SONDE" record -o trace -- sh -c 'exit 7'
+  [ "$status" -eq 7 ]
+  run "$SONDE" record -o trace -- sh -c 'kill -TERM $$'
+  [ "$status" -eq 143 ]
+  run "$SONDE" record -o trace -- ./does-not-exist
+  [ "$status" -eq 127 ]
+  [[ "$output" == *"does-not-exist"*"No such file"* ]]
+}
+
+@test "/bin/true takes under 0.3 s with warm tables" {
+  "$SONDE" record -o trace -- /bin/true
+  best=1000
+  for i in 1 2 3 4 5; do
+    start=$(date +%s%N)
+    "$SONDE" record -o trace -- /bin/true 2>/dev/null
+    took=$((($(date +%s%N) - start) / 1000000))
+    [ $took -lt $best ] && best=$took
+  done
+  echo "best of five: $best ms"
+  [ $best -lt 300 ]
+}
