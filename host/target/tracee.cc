@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,14 +28,22 @@ Result<Tracee> Tracee::adopt(pid_t thread, pid_t process) {
   return Tracee(thread, memory);
 }
 
+Result<Tracee> Tracee::borrow(pid_t thread, pid_t process) {
+  Tracee tracee = SONDE_TRY(adopt(thread, process));
+  tracee.borrowed_ = true;
+  return tracee;
+}
+
 Tracee::Tracee(Tracee&& other) noexcept
     : thread_(std::exchange(other.thread_, 0)),
       memory_(std::exchange(other.memory_, -1)),
+      borrowed_(other.borrowed_),
       held_signals_(std::move(other.held_signals_)) {}
 
 Tracee& Tracee::operator=(Tracee&& other) noexcept {
   std::swap(thread_, other.thread_);
   std::swap(memory_, other.memory_);
+  std::swap(borrowed_, other.borrowed_);
   std::swap(held_signals_, other.held_signals_);
   return *this;
 }
@@ -139,9 +148,10 @@ Result<void> Tracee::detach() {
   if (thread_ == 0) return {};
   pid_t thread = std::exchange(thread_, 0);
   // The first goes with the detach, the others are sent anew: their order among each other is not defined anyway.
-  int first = held_signals_.empty() ? 0 : held_signals_.front();
-  for (size_t i = 1; i < held_signals_.size(); i++) kill(thread, held_signals_[i]);
+  int first = held_signals_.empty() || borrowed_ ? 0 : held_signals_.front();
+  for (size_t i = first ? 1 : 0; i < held_signals_.size(); i++) syscall(SYS_tkill, thread, held_signals_[i]);
   held_signals_.clear();
+  if (borrowed_) return {};
   if (ptrace(PTRACE_DETACH, thread, nullptr, as_data(first)) != 0)
     return fail_errno(fmt::format("detach from thread {}", thread));
   return {};

@@ -27,6 +27,8 @@ class Tracee {
  public:
   // Takes over a thread that is already attached and stopped. `process` names the address space (/proc/PROCESS/mem).
   static Result<Tracee> adopt(pid_t thread, pid_t process);
+  // The same for a thread that somebody else stopped and will let go (StoppedProcess): never detached here.
+  static Result<Tracee> borrow(pid_t thread, pid_t process);
   Tracee(Tracee&& other) noexcept;
   Tracee& operator=(Tracee&& other) noexcept;
   ~Tracee();
@@ -58,13 +60,14 @@ class Tracee {
   // exit status if the target ended before.
   Result<std::optional<ExitStatus>> run_to(Addr breakpoint);
 
-  // Lets it run on, delivering signals that were held back.
+  // Lets it run on, delivering signals that were held back. A borrowed thread only gets its signals.
   Result<void> detach();
 
  private:
   Tracee(pid_t thread, int memory) : thread_(thread), memory_(memory) {}
   pid_t thread_ = 0;
   int memory_ = -1;
+  bool borrowed_ = false;
   std::vector<int> held_signals_;
 };
 
