@@ -11,6 +11,7 @@
 #include "core/event/session.h"
 #include "host/image/maps.h"
 #include "host/plan/plan.h"
+#include "host/tables/arena.h"
 #include "host/target/agent_file.h"
 #include "host/target/tracee.h"
 
@@ -63,6 +64,7 @@ class Target {
   Result<void> watch_loader(Tracee& tracee, uint32_t image);
   Result<void> publish_unwinders(Tracee& tracee);
   Result<void> publish_tables(Tracee& tracee);
+  Result<ArenaInput> arena_input() const;
   Result<std::vector<AddrRange>> used_ranges() const;
 
   pid_t pid_;

@@ -1,0 +1,58 @@
+// What the walker in the target needs (core/unwind/arena.h): one read-only block, written while the target is stopped,
+// and published by one pointer. An older block stays mapped: a handler may be reading it.
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <cstddef>
+#include <optional>
+
+#include "core/isa/x86_64_detour.h"
+#include "core/probe/control.h"
+#include "host/tables/arena.h"
+#include "host/target/target.h"
+
+namespace sonde::host {
+
+namespace {
+
+ArenaDetour detour_of(const TargetSite& site, uint32_t number) {
+  ArenaDetour detour;
+  uint64_t header = site.plan.detour_bytes.empty() ? 0 : x86_64_detour::kHeader;
+  detour.range = {site.plan.detour, site.plan.detour + static_cast<int64_t>(site.plan.detour_bytes.size() - header)};
+  detour.patch = site.plan.patch;
+  detour.site = number;
+  for (const DetourStep& step : site.plan.steps) detour.steps.push_back({step.offset, step.original, step.sp_adjust, 0});
+  return detour;
+}
+
+}  // namespace
+
+Result<ArenaInput> Target::arena_input() const {
+  ArenaInput input;
+  for (const TargetImage& image : images_) {
+    if (image.gone) continue;
+    auto table = load_table(*image.loaded.image);
+    SharedTable shared = table ? *table : nullptr;  // without a table its frames are marked, not guessed
+    std::optional<Table> view;
+    if (shared) view = shared->table();
+    auto specials = find_specials(image.loaded, view ? &*view : nullptr);
+    input.specials.insert(input.specials.end(), specials.begin(), specials.end());
+    input.images.push_back({image.loaded, shared});
+  }
+  for (uint32_t i = 0; i < sites_.size(); i++)
+    if (!sites_[i].gone && sites_[i].plan.method != Method::refused && !sites_[i].plan.steps.empty())
+      input.detours.push_back(detour_of(sites_[i], i));
+  input.trampolines = agent_address(agent_.trampolines);
+  input.entries = agent_address(agent_.entries);
+  return input;
+}
+
+Result<void> Target::publish_tables(Tracee& tracee) {
+  if (!options_.stacks) return {};
+  std::vector<uint8_t> arena = SONDE_TRY(build_arena(SONDE_TRY(arena_input())));
+  Addr block = SONDE_TRY(map(tracee, Addr(), arena.size(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1));
+  SONDE_TRY_VOID(tracee.write(block, arena));
+  return tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, tables), block.value);
+}
+
+}  // namespace sonde::host
