@@ -136,12 +136,19 @@ Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t n
     shared.flags = kSiteEnabled | kSiteInternal;
   else
     shared.flags = kSiteEnabled | (plan.no_hijack == NoHijack::none ? kSiteHijack : 0) | (options_.stacks ? kSiteStack : 0);
-  std::vector<uint8_t> there(plan.original.size());
-  SONDE_TRY_VOID(tracee.read(plan.patch, there));
-  if (there != plan.original)
-    return fail(fmt::format("the code at {:#x} is not what {} holds: somebody else patched it", plan.patch.value,
+  if (!plan.island_bytes.empty())
+    SONDE_TRY_VOID(patch(tracee, site, plan.island, plan.island_original, plan.island_bytes));
+  return patch(tracee, site, plan.patch, plan.original, plan.bytes);
+}
+
+Result<void> Target::patch(Tracee& tracee, const TargetSite& site, Addr at, const std::vector<uint8_t>& original,
+                           const std::vector<uint8_t>& bytes) {
+  std::vector<uint8_t> there(original.size());
+  SONDE_TRY_VOID(tracee.read(at, there));
+  if (there != original)
+    return fail(fmt::format("the code at {:#x} is not what {} holds: somebody else patched it", at.value,
                             images_[site.image].loaded.image->path()));
-  return tracee.write(plan.patch, plan.bytes);
+  return tracee.write(at, bytes);
 }
 
 // Every image that defines an unwinder's functions, for the personality of the return trampolines.

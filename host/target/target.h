@@ -61,6 +61,8 @@ class Target {
   Result<Addr> map(Tracee& tracee, Addr at, uint64_t size, int protection, int flags, int fd);
   Result<void> arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& functions, bool internal);
   Result<void> arm_site(Tracee& tracee, const TargetSite& site, uint32_t number);
+  Result<void> patch(Tracee& tracee, const TargetSite& site, Addr at, const std::vector<uint8_t>& original,
+                     const std::vector<uint8_t>& bytes);
   Result<void> watch_loader(Tracee& tracee, uint32_t image);
   Result<void> publish_unwinders(Tracee& tracee);
   Result<void> publish_tables(Tracee& tracee);
