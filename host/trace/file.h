@@ -1,0 +1,128 @@
+// The trace file: a header, then chunks that each stand for themselves (docs/formats.md). A file cut at any byte is read
+// up to its last whole chunk; a chunk of records tells its thread, so nothing but whole chunks is needed to use it.
+//
+//   FileHeader | Chunk { ChunkHeader, zstd frame } ...
+//
+// Metadata chunks are JSON objects that add to what is known (images and sites may come later, with dlopen); record chunks
+// hold words of core/event/record.h of one thread. The last chunk is of kind `end`; without it the recorder died.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/event/session.h"
+#include "host/error.h"
+#include "host/trace/clock.h"
+
+namespace sonde::host {
+
+struct TraceImage {
+  std::string path, build_id;
+  uint64_t begin = 0, end = 0, bias = 0;
+  uint64_t from_ticks = 0, to_ticks = ~0ull;  // when it was mapped
+};
+
+struct TraceSite {
+  uint32_t image = 0;      // index into images
+  uint64_t address = 0;    // of the function's entry in the target
+  std::string name;        // raw; "" where the file names it nowhere
+  std::string method;      // how it was patched; "" if refused
+  std::string refusal;     // why it was not
+  std::string no_hijack;   // why its returns are not hooked
+  bool internal = false;   // the engine's own
+};
+
+struct TraceThread {
+  uint32_t pid = 0, tid = 0;
+  std::string name;
+  uint64_t calls = 0;    // hooked entries
+  uint64_t records = 0;  // call records among what was written
+  uint64_t waits = 0, waited_ticks = 0, lost_calls = 0;
+  std::array<uint64_t, kLossCauses> lost{};
+};
+
+struct TraceMeta {
+  std::vector<std::string> command;
+  uint32_t pid = 0;
+  bool stacks = false;
+  std::string policy;
+  ClockSample start, end;          // end: {} if the recorder died
+  int wait_status = -1;            // of the program; -1: unknown
+  bool complete = false;           // the end chunk is there
+  int64_t longest_pause_ns = 0;
+  uint64_t lost_no_thread_state = 0;
+  uint64_t unwritten_bytes = 0;    // of records, for want of space
+  std::vector<TraceImage> images;
+  std::vector<TraceSite> sites;
+  std::vector<TraceThread> threads;
+  std::map<uint32_t, std::array<uint64_t, kLossCauses>> site_lost;
+  std::vector<std::string> notes;
+};
+
+class TraceWriter {
+ public:
+  // max_bytes 0: no limit. The file is replaced.
+  static Result<TraceWriter> create(const std::string& path, uint64_t max_bytes);
+  TraceWriter(TraceWriter&&) noexcept;
+  TraceWriter& operator=(TraceWriter&&) = delete;
+  ~TraceWriter();
+
+  // From the first failure on (disk full, limit reached) nothing more is written but the end, if it fits; failure() says
+  // why, unwritten_bytes() how much was left out.
+  void start(const TraceMeta& meta);
+  void images(std::span<const TraceImage> added);
+  void sites(std::span<const TraceSite> added);
+  void thread(uint32_t index, const TraceThread& thread);
+  void records(uint32_t thread, std::span<const uint64_t> words);
+  void end(const TraceMeta& meta);
+
+  const std::string& failure() const { return failure_; }
+  uint64_t bytes() const { return bytes_; }
+  uint64_t unwritten_bytes() const { return unwritten_; }
+
+ private:
+  TraceWriter(int fd, uint64_t max_bytes);
+  void write_chunk(uint32_t kind, std::span<const uint8_t> raw);
+  void write_json(uint32_t kind, const std::string& text);
+  bool write_all(std::span<const uint8_t> bytes);
+
+  int fd_;
+  uint64_t max_bytes_, bytes_ = 0, unwritten_ = 0;
+  std::string failure_;
+  std::vector<uint8_t> packed_;
+  std::vector<uint64_t> words_;
+  struct ZSTD_CCtx_s* zstd_ = nullptr;
+};
+
+class TraceReader {
+ public:
+  static Result<TraceReader> open(const std::string& path);
+  TraceReader(TraceReader&&) noexcept;
+  TraceReader& operator=(TraceReader&&) = delete;
+  ~TraceReader();
+
+  const TraceMeta& meta() const { return meta_; }
+  // Calls visit(thread index, one record's words) in file order: each thread's records stand in the order of its ring.
+  Result<void> each(const std::function<void(uint32_t, std::span<const uint64_t>)>& visit) const;
+
+ private:
+  TraceReader() = default;
+  struct ChunkAt {
+    uint64_t offset;
+    uint32_t packed, raw;
+  };
+  Result<void> scan(const std::string& path);
+  void merge(const std::string& json);
+
+  const uint8_t* data_ = nullptr;
+  uint64_t size_ = 0;
+  std::vector<ChunkAt> record_chunks_;
+  TraceMeta meta_;
+};
+
+}  // namespace sonde::host

@@ -1,0 +1,145 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "host/trace/encode.h"
+#include "host/trace/file.h"
+#include "host/trace/file_format.h"
+
+namespace sonde::host {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr int kLevel = 1;
+constexpr size_t kItemsPerChunk = 20000;
+
+json to_json(const ClockSample& c) { return {{"ticks", c.ticks}, {"monotonic_ns", c.monotonic_ns}, {"wall_ns", c.wall_ns}}; }
+
+// File names and symbols are bytes, JSON is UTF-8: what does not fit is replaced.
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+}  // namespace
+
+TraceWriter::TraceWriter(int fd, uint64_t max_bytes) : fd_(fd), max_bytes_(max_bytes), zstd_(ZSTD_createCCtx()) {}
+
+TraceWriter::TraceWriter(TraceWriter&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), max_bytes_(other.max_bytes_), bytes_(other.bytes_), unwritten_(other.unwritten_),
+      failure_(std::move(other.failure_)), zstd_(std::exchange(other.zstd_, nullptr)) {}
+
+TraceWriter::~TraceWriter() {
+  if (fd_ >= 0) close(fd_);
+  ZSTD_freeCCtx(zstd_);
+}
+
+Result<TraceWriter> TraceWriter::create(const std::string& path, uint64_t max_bytes) {
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return fail_errno(fmt::format("write the trace to {}", path));
+  TraceWriter writer(fd, max_bytes);
+  FileHeader header{};
+  std::memcpy(header.magic, kTraceMagic, sizeof kTraceMagic);
+  header.version = kTraceVersion;
+  if (!writer.write_all({reinterpret_cast<uint8_t*>(&header), sizeof header}))
+    return fail(fmt::format("write the trace to {}: {}", path, writer.failure_));
+  return writer;
+}
+
+bool TraceWriter::write_all(std::span<const uint8_t> bytes) {
+  for (size_t done = 0; done < bytes.size();) {
+    ssize_t n = write(fd_, bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      failure_ = std::strerror(n < 0 ? errno : EIO);
+      // Half a chunk would hide an end chunk that still fits.
+      if (ftruncate(fd_, static_cast<off_t>(bytes_)) == 0) lseek(fd_, static_cast<off_t>(bytes_), SEEK_SET);
+      return false;
+    }
+    done += static_cast<size_t>(n);
+  }
+  bytes_ += bytes.size();
+  return true;
+}
+
+void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw) {
+  packed_.resize(sizeof(ChunkHeader) + ZSTD_compressBound(raw.size()));
+  size_t size = ZSTD_compressCCtx(zstd_, packed_.data() + sizeof(ChunkHeader), packed_.size() - sizeof(ChunkHeader),
+                                  raw.data(), raw.size(), kLevel);
+  if (ZSTD_isError(size)) {
+    failure_ = ZSTD_getErrorName(size);
+    return;
+  }
+  uint32_t crc = static_cast<uint32_t>(crc32_z(0, packed_.data() + sizeof(ChunkHeader), size));
+  ChunkHeader header{kChunkMagic, kind, static_cast<uint32_t>(size), static_cast<uint32_t>(raw.size()), crc, 0};
+  header.header_crc = static_cast<uint32_t>(crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)));
+  std::memcpy(packed_.data(), &header, sizeof header);
+  write_all({packed_.data(), sizeof header + size});
+}
+
+void TraceWriter::write_json(uint32_t kind, const std::string& text) {
+  if (kind != kChunkEnd && !failure_.empty()) return;
+  write_chunk(kind, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+}
+
+void TraceWriter::start(const TraceMeta& meta) {
+  write_json(kChunkMeta, dump({{"start", to_json(meta.start)}, {"command", meta.command}, {"pid", meta.pid},
+                               {"stacks", meta.stacks}, {"policy", meta.policy}}));
+}
+
+void TraceWriter::images(std::span<const TraceImage> added) {
+  json list = json::array();
+  for (const TraceImage& i : added)
+    list.push_back({{"path", i.path}, {"build_id", i.build_id}, {"begin", i.begin}, {"end", i.end}, {"bias", i.bias},
+                    {"from", i.from_ticks}});
+  if (!list.empty()) write_json(kChunkMeta, dump({{"images", list}}));
+}
+
+void TraceWriter::sites(std::span<const TraceSite> added) {
+  for (size_t at = 0; at < added.size(); at += kItemsPerChunk) {
+    json list = json::array();
+    for (const TraceSite& s : added.subspan(at, std::min(kItemsPerChunk, added.size() - at)))
+      list.push_back({s.image, s.address, s.name, s.method, s.refusal, s.no_hijack, s.internal});
+    write_json(kChunkMeta, dump({{"sites", list}}));
+  }
+}
+
+void TraceWriter::thread(uint32_t index, const TraceThread& t) {
+  write_json(kChunkMeta, dump({{"thread", {{"index", index}, {"pid", t.pid}, {"tid", t.tid}, {"name", t.name}}}}));
+}
+
+void TraceWriter::records(uint32_t thread, std::span<const uint64_t> words) {
+  if (words.empty()) return;
+  if (failure_.empty() && max_bytes_ && bytes_ >= max_bytes_) failure_ = "the size given with --max-size is reached";
+  if (!failure_.empty()) {
+    unwritten_ += words.size_bytes();
+    return;
+  }
+  words_.resize(1 + words.size());
+  words_[0] = thread;
+  std::memcpy(words_.data() + 1, words.data(), words.size_bytes());
+  encode_ticks(std::span(words_).subspan(1), false);
+  write_chunk(kChunkRecords, {reinterpret_cast<uint8_t*>(words_.data()), words_.size() * 8});
+  if (!failure_.empty()) unwritten_ += words.size_bytes();
+}
+
+void TraceWriter::end(const TraceMeta& meta) {
+  json threads = json::array(), lost = json::array(), gone = json::array();
+  for (const TraceThread& t : meta.threads)
+    threads.push_back({{"pid", t.pid}, {"tid", t.tid}, {"name", t.name}, {"calls", t.calls}, {"records", t.records},
+                       {"waits", t.waits}, {"waited_ticks", t.waited_ticks}, {"lost_calls", t.lost_calls}, {"lost", t.lost}});
+  for (const auto& [site, counts] : meta.site_lost) lost.push_back({site, counts});
+  for (const TraceImage& i : meta.images) gone.push_back(i.to_ticks);
+  write_json(kChunkEnd, dump({{"end", to_json(meta.end)}, {"wait_status", meta.wait_status},
+                              {"longest_pause_ns", meta.longest_pause_ns}, {"threads", threads}, {"site_lost", lost},
+                              {"image_to", gone}, {"lost_no_thread_state", meta.lost_no_thread_state},
+                              {"unwritten_bytes", unwritten_}, {"failure", failure_}, {"notes", meta.notes}}));
+}
+
+}  // namespace sonde::host
