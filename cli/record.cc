@@ -1,7 +1,265 @@
+// `sonde record`: launches a program with its functions probed and writes the trace. The story of a recording is run().
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
 #include "cli/commands.h"
+#include "host/image/select.h"
+#include "host/target/launch.h"
+#include "host/target/service.h"
+#include "host/trace/recorder.h"
 
 namespace sonde::cli {
 
-void add_record(CLI::App&, int&) {}
+namespace {
+
+using namespace host;
+
+struct Options {
+  std::vector<std::string> command, functions;
+  std::string output = "sonde.trace", max_size;
+  bool stacks = false, drop = false, force_trap = false, quiet = false;
+};
+
+// Signals that reach sonde while the program runs. Those that somebody sent are passed on; what the terminal sends goes
+// to the program anyway.
+std::atomic<pid_t> program_pid = 0;
+std::atomic<int> interrupted = 0;
+
+void on_signal(int signal, siginfo_t* info, void*) {
+  if (signal == SIGINT) interrupted++;
+  pid_t pid = program_pid.load();
+  if (pid > 0 && info->si_code <= 0) kill(pid, signal);
+}
+
+void watch_signals() {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    struct sigaction before, action{};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler == SIG_IGN) continue;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+// Ends as the program did, so that whoever started sonde sees no difference.
+[[noreturn]] void die_of(int signal) {
+  rlimit none{0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+  ::signal(signal, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  raise(signal);
+  _exit(128 + signal);
+}
+
+uint64_t parse_size(const std::string& text) {
+  if (text.empty()) return 0;
+  size_t used = 0;
+  uint64_t value = 0;
+  try {
+    value = std::stoull(text, &used);
+  } catch (const std::exception&) {
+  }
+  static const std::string kUnits = "KMGT";
+  std::string unit = text.substr(used);
+  if (unit.ends_with('B')) unit.pop_back();
+  size_t power = unit.empty() ? 0 : kUnits.find(static_cast<char>(std::toupper(unit[0]))) + 1;
+  if (used == 0 || unit.size() > 1 || (power == 0 && !unit.empty()) || value == 0)
+    throw CommandError{{fmt::format("--max-size '{}' is not a size: write 500M or 2G", text), 2}};
+  return value << (10 * power);
+}
+
+class Recording {
+ public:
+  Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
+
+  void run() {
+    Selection selection = require(Selection::parse(options_.functions));
+    uint64_t max_bytes = parse_size(options_.max_size);
+    AgentFile agent = require(find_agent());
+    SessionOptions session_options;
+    session_options.policy = options_.drop ? FullPolicy::drop : FullPolicy::wait;
+    session_ = require(Session::create(session_options));
+
+    int inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 100);
+    if (inherited < 0) inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 3);
+    std::optional<ExitStatus> ended;
+    Launched launched = require(launch({options_.command, agent.path, {inherited}}, &ended));
+    close(inherited);
+    if (ended) return pass_on(ended->wait_status);
+
+    // The program stands before its first constructor. Nothing below may leave it half prepared: on an error it is ended.
+    program_pid = launched.pid;
+    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
+      return selection.select(*loaded.image, is_program);
+    };
+    TargetOptions target_options{options_.stacks, options_.force_trap, options_.force_trap};
+    target_.emplace(launched.pid, agent, launched.program, launched.syscall_instruction, target_options);
+    try {
+      require(target_->install(launched.tracee, inherited, session_->header()));
+      require(target_->update(launched.tracee, selector));
+      require_match();
+      writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
+    } catch (...) {
+      kill(launched.pid, SIGKILL);
+      throw;
+    }
+    start_trace(launched.pid);
+    recorder_.emplace(*session_, *writer_);
+    watch_signals();
+    session_->set_state(SessionState::recording);
+    require(launched.tracee.detach());
+    // From here on the program runs, and nothing below may stop it.
+
+    Service service(*target_, session_->header(), selector);
+    int wait_status = attend(service);
+    finish(service, wait_status);
+    if (wait_status >= 0) pass_on(wait_status);
+  }
+
+ private:
+  // A pattern may match in a library that comes later with dlopen; a name that nothing has is a mistake more often.
+  void require_match() {
+    for (const TargetSite& site : target_->sites())
+      if (!site.internal) return;
+    std::vector<std::shared_ptr<const Image>> images;
+    for (const TargetImage& image : target_->images()) images.push_back(image.loaded.image);
+    throw CommandError{nothing_matches(options_.functions, images)};
+  }
+
+  void start_trace(pid_t pid) {
+    meta_.command = options_.command;
+    meta_.pid = static_cast<uint32_t>(pid);
+    meta_.stacks = options_.stacks;
+    meta_.policy = options_.drop ? "drop" : "wait";
+    meta_.start = session_->start_clock();
+    writer_->start(meta_);
+    write_news();
+  }
+
+  // Images and sites that are new since the last call.
+  void write_news() {
+    uint64_t now = sample_clock().ticks;
+    auto images = target_->images();
+    size_t known = meta_.images.size();
+    for (size_t i = 0; i < images.size(); i++) {
+      const LoadedImage& l = images[i].loaded;
+      if (i >= known)
+        meta_.images.push_back({l.image->path(), std::string(l.image->build_id()), l.range.begin.value, l.range.end.value, l.bias,
+                                known == 0 ? meta_.start.ticks : now});
+      else if (images[i].gone && meta_.images[i].to_ticks == ~0ull)
+        meta_.images[i].to_ticks = now;
+    }
+    writer_->images(std::span(meta_.images).subspan(known));
+    std::vector<TraceSite> added;
+    auto sites = target_->sites();
+    for (; written_sites_ < sites.size(); written_sites_++) {
+      const TargetSite& site = sites[written_sites_];
+      const Function& function = images[site.image].loaded.image->functions()[site.function];
+      bool refused = site.plan.method == Method::refused;
+      added.push_back({site.image, site.plan.entry.value, function.name, refused ? "" : describe(site.plan.method),
+                       refused ? fmt::format("{} (at +{})", describe(site.plan.refusal), site.plan.refusal_offset) : "",
+                       site.plan.no_hijack == NoHijack::none ? "" : describe(site.plan.no_hijack), site.internal});
+    }
+    writer_->sites(added);
+  }
+
+  // Drains until the program ends, or until the second Ctrl-C. Value: its wait status, or -1 if it still runs.
+  int attend(Service& service) {
+    for (;;) {
+      bool any = recorder_->poll();
+      if (auto served = service.poll(); !served) {
+        meta_.notes.push_back(served.error().message);
+      } else if (*served) {
+        write_news();
+      }
+      int wait_status;
+      pid_t pid = waitpid(target_->pid(), &wait_status, WNOHANG);
+      if (pid == target_->pid()) return wait_status;
+      if (interrupted >= 2) return -1;
+      if (!any) usleep(500);
+    }
+  }
+
+  void finish(Service& service, int wait_status) {
+    session_->set_state(SessionState::stopped);
+    recorder_->finish(meta_);
+    meta_.end = sample_clock();
+    meta_.wait_status = wait_status;
+    meta_.longest_pause_ns = service.longest_pause_ns();
+    writer_->end(meta_);
+    if (options_.quiet) return;
+    uint64_t lost = meta_.lost_no_thread_state, waited = 0;
+    for (const TraceThread& t : meta_.threads) {
+      for (uint64_t n : t.lost) lost += n;
+      waited += t.waited_ticks;
+    }
+    size_t armed = 0, refused = 0;
+    for (const TargetSite& site : target_->sites())
+      if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;
+    fmt::print(stderr, "sonde: {} events of {} functions ({} refused), {} lost, waited {:.3f} s; {:.1f} MB in {}\n",
+               recorder_->events(), armed, refused, lost,
+               static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
+               static_cast<double>(writer_->bytes()) / 1e6, options_.output);
+    if (!writer_->failure().empty())
+      fmt::print(stderr, "sonde: the trace is incomplete: {} ({} bytes of records were not written)\n", writer_->failure(), writer_->unwritten_bytes());
+    fmt::print(stderr, "sonde: type `sonde report{}` to see them\n", options_.output == "sonde.trace" ? "" : " " + options_.output);
+  }
+
+  void pass_on(int wait_status) {
+    if (WIFSIGNALED(wait_status)) {
+      writer_.reset();
+      die_of(WTERMSIG(wait_status));
+    }
+    status_ = WEXITSTATUS(wait_status);
+  }
+
+  Options options_;
+  int& status_;
+  std::unique_ptr<Session> session_;
+  std::optional<Target> target_;
+  std::optional<TraceWriter> writer_;
+  std::optional<Recorder> recorder_;
+  TraceMeta meta_;
+  size_t written_sites_ = 0;
+};
+
+}  // namespace
+
+void add_record(CLI::App& app, int& status) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("record", "Run a program with its functions probed; write a trace");
+  command->add_option("-f,--function", options->functions, "Functions to probe: GLOB, MODULE:GLOB, !GLOB (repeatable)")
+      ->allow_extra_args(false)
+      ->type_name("PATTERN");
+  command->add_flag("-s,--stack", options->stacks, "Record a stack for each hit");
+  command->add_option("-o,--output", options->output, "The trace file")->type_name("FILE")->capture_default_str();
+  command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")->type_name("SIZE");
+  command->add_flag("--drop", options->drop, "When a ring is full drop records and count them, rather than wait");
+  command->add_flag("--force-trap", options->force_trap, "Patch every site with a one-byte trap (for tests of that method)");
+  command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
+  command->add_option("command", options->command, "The program and its arguments")->required()->type_name("PROGRAM [ARGS...]");
+  command->positionals_at_end();
+  command->prefix_command(false);
+  command->footer("Without -f: every function of the program itself.\n"
+                  "Examples:\n"
+                  "  sonde record ./app args\n"
+                  "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"
+                  "  sonde record -f 'libsqlite3.so.0:sqlite3_*' sqlite3 test.db 'select 1'\n"
+                  "  sonde record -o /tmp/t -- ls -l\n"
+                  "The exit status is the program's own.");
+  command->callback([options, &status] { Recording(*options, status).run(); });
+}
 
 }  // namespace sonde::cli

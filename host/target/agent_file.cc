@@ -37,7 +37,7 @@ Result<AgentFile> find_agent() {
   struct {
     const char* name;
     ImageAddr* address;
-  } wanted[] = {{"sonde_agent_control", &agent.control}, {"sonde_entry", &agent.entry}, {"sonde_trap", &agent.trap},
+  } wanted[] = {{"sonde_agent_control", &agent.control}, {"sonde_entry", &agent.entry},
                 {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries}};
   for (auto& [name, address] : wanted) {
     auto found = agent.image->symbol(name);
