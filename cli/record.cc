@@ -156,10 +156,9 @@ class Recording {
     for (size_t i = 0; i < images.size(); i++) {
       const LoadedImage& l = images[i].loaded;
       if (i >= known)
-        meta_.images.push_back({l.image->path(), std::string(l.image->build_id()), l.range.begin.value, l.range.end.value, l.bias,
-                                known == 0 ? meta_.start.ticks : now});
-      else if (images[i].gone && meta_.images[i].to_ticks == ~0ull)
-        meta_.images[i].to_ticks = now;
+        meta_.images.push_back({l.image->path(), std::string(l.image->build_id()), l.range.begin.value,
+                                l.range.end.value, l.bias, known == 0 ? meta_.start.ticks : now});
+      else if (images[i].gone && meta_.images[i].to_ticks == ~0ull) meta_.images[i].to_ticks = now;
     }
     writer_->images(std::span(meta_.images).subspan(known));
     std::vector<TraceSite> added;
@@ -213,8 +212,10 @@ class Recording {
                static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
                static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (!writer_->failure().empty())
-      fmt::print(stderr, "sonde: the trace is incomplete: {} ({} bytes of records were not written)\n", writer_->failure(), writer_->unwritten_bytes());
-    fmt::print(stderr, "sonde: type `sonde report{}` to see them\n", options_.output == "sonde.trace" ? "" : " " + options_.output);
+      fmt::print(stderr, "sonde: the trace is incomplete: {} ({} bytes of records were not written)\n",
+                 writer_->failure(), writer_->unwritten_bytes());
+    fmt::print(stderr, "sonde: type `sonde report{}` to see them\n",
+               options_.output == "sonde.trace" ? "" : " " + options_.output);
   }
 
   void pass_on(int wait_status) {
@@ -245,20 +246,25 @@ void add_record(CLI::App& app, int& status) {
       ->type_name("PATTERN");
   command->add_flag("-s,--stack", options->stacks, "Record a stack for each hit");
   command->add_option("-o,--output", options->output, "The trace file")->type_name("FILE")->capture_default_str();
-  command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")->type_name("SIZE");
+  command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")
+      ->type_name("SIZE");
   command->add_flag("--drop", options->drop, "When a ring is full drop records and count them, rather than wait");
-  command->add_flag("--force-trap", options->force_trap, "Patch every site with a one-byte trap (for tests of that method)");
+  command->add_flag("--force-trap", options->force_trap,
+                    "Patch every site with a one-byte trap (for tests of that method)");
   command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
-  command->add_option("command", options->command, "The program and its arguments")->required()->type_name("PROGRAM [ARGS...]");
+  command->add_option("command", options->command, "The program and its arguments")
+      ->required()
+      ->type_name("PROGRAM [ARGS...]");
   command->positionals_at_end();
   command->prefix_command(false);
-  command->footer("Without -f: every function of the program itself.\n"
-                  "Examples:\n"
-                  "  sonde record ./app args\n"
-                  "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"
-                  "  sonde record -f 'libsqlite3.so.0:sqlite3_*' sqlite3 test.db 'select 1'\n"
-                  "  sonde record -o /tmp/t -- ls -l\n"
-                  "The exit status is the program's own.");
+  command->footer(
+      "Without -f: every function of the program itself.\n"
+      "Examples:\n"
+      "  sonde record ./app args\n"
+      "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"
+      "  sonde record -f 'libsqlite3.so.0:sqlite3_*' sqlite3 test.db 'select 1'\n"
+      "  sonde record -o /tmp/t -- ls -l\n"
+      "The exit status is the program's own.");
   command->callback([options, &status] { Recording(*options, status).run(); });
 }
 

@@ -93,7 +93,8 @@ Result<Selection> Selection::parse(const std::vector<std::string>& patterns) {
     pattern.name = text;
     selection.patterns_.push_back(std::move(pattern));
   }
-  if (!patterns.empty() && std::all_of(selection.patterns_.begin(), selection.patterns_.end(), [](auto& p) { return p.exclude; }))
+  if (!patterns.empty() &&
+      std::all_of(selection.patterns_.begin(), selection.patterns_.end(), [](auto& p) { return p.exclude; }))
     return selection;  // only exclusions: from the program's own functions
   return selection;
 }
@@ -140,14 +141,18 @@ std::vector<uint32_t> Selection::select(const Image& image, bool is_program) con
   return chosen;
 }
 
-Error nothing_matches(const std::vector<std::string>& patterns, const std::vector<std::shared_ptr<const Image>>& images) {
+Error nothing_matches(const std::vector<std::string>& patterns,
+                      const std::vector<std::shared_ptr<const Image>>& images) {
   std::string listed;
   for (const std::string& p : patterns) listed += (listed.empty() ? "'" : ", '") + p + "'";
-  std::string message = patterns.empty() ? "the program has no function that could be probed" : fmt::format("no function matches {}", listed);
+  std::string message = patterns.empty() ? "the program has no function that could be probed"
+                                         : fmt::format("no function matches {}", listed);
   std::set<std::pair<unsigned, std::string>> near;
   for (const std::string& text : patterns) {
-    std::string wanted = text.substr(text.find_first_not_of('!') == std::string::npos ? 0 : text.find_first_not_of('!'));
-    if (size_t colon = wanted.find(':'); colon != std::string::npos && wanted.compare(colon, 2, "::") != 0) wanted.erase(0, colon + 1);
+    std::string wanted =
+        text.substr(text.find_first_not_of('!') == std::string::npos ? 0 : text.find_first_not_of('!'));
+    if (size_t colon = wanted.find(':'); colon != std::string::npos && wanted.compare(colon, 2, "::") != 0)
+      wanted.erase(0, colon + 1);
     std::erase_if(wanted, [](char c) { return c == '*' || c == '?'; });
     unsigned limit = std::max<unsigned>(2, static_cast<unsigned>(wanted.size() / 2));
     for (const auto& image : images)
@@ -164,7 +169,8 @@ Error nothing_matches(const std::vector<std::string>& patterns, const std::vecto
     for (const auto& [d, name] : near) message += " " + name;
   }
   if (!images.empty() && images.front()->stripped())
-    message += fmt::format(" ({} is stripped: only exported names are known; -f '*' means all its functions)", base_name(images.front()->path()));
+    message += fmt::format(" ({} is stripped: only exported names are known; -f '*' means all its functions)",
+                           base_name(images.front()->path()));
   return Error{message, 2};
 }
 

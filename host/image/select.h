@@ -28,7 +28,7 @@ class Selection {
  private:
   struct Pattern {
     std::string module;  // glob of base names; "" any
-    std::string name;    // glob
+    std::string name;  // glob
     bool exclude = false;
   };
   bool matches(const Pattern& pattern, const Function& function, const std::vector<std::string>& names) const;
@@ -36,6 +36,7 @@ class Selection {
 };
 
 // The error when nothing matched: the nearest three names of the images, and what may be the reason (stripped, inlined).
-Error nothing_matches(const std::vector<std::string>& patterns, const std::vector<std::shared_ptr<const Image>>& images);
+Error nothing_matches(const std::vector<std::string>& patterns,
+                      const std::vector<std::shared_ptr<const Image>>& images);
 
 }  // namespace sonde::host

@@ -24,8 +24,8 @@ Result<std::string> find_path() {
     char real[PATH_MAX];
     if (realpath((folder + place).c_str(), real)) return std::string(real);
   }
-  return fail(fmt::format("libsonde-agent.so is neither in {} nor in {}/../lib/sonde: sonde is not installed completely",
-                          folder, folder));
+  return fail(fmt::format(
+      "libsonde-agent.so is neither in {} nor in {}/../lib/sonde: sonde is not installed completely", folder, folder));
 }
 
 }  // namespace
@@ -37,11 +37,14 @@ Result<AgentFile> find_agent() {
   struct {
     const char* name;
     ImageAddr* address;
-  } wanted[] = {{"sonde_agent_control", &agent.control}, {"sonde_entry", &agent.entry},
-                {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries}};
+  } wanted[] = {{"sonde_agent_control", &agent.control},
+                {"sonde_entry", &agent.entry},
+                {"sonde_trampolines", &agent.trampolines},
+                {"sonde_entries", &agent.entries}};
   for (auto& [name, address] : wanted) {
     auto found = agent.image->symbol(name);
-    if (!found) return fail(fmt::format("{} has no symbol {}: it was stripped or is not sonde's agent", agent.path, name));
+    if (!found)
+      return fail(fmt::format("{} has no symbol {}: it was stripped or is not sonde's agent", agent.path, name));
     *address = *found;
   }
   auto version = agent.image->bytes({agent.control, agent.control + 4});

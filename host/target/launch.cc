@@ -33,8 +33,12 @@ struct Pipe {
     if (pipe2(fds, O_CLOEXEC) == 0) read_end = fds[0], write_end = fds[1];
   }
   ~Pipe() { close_read(), close_write(); }
-  void close_read() { if (read_end >= 0) close(std::exchange(read_end, -1)); }
-  void close_write() { if (write_end >= 0) close(std::exchange(write_end, -1)); }
+  void close_read() {
+    if (read_end >= 0) close(std::exchange(read_end, -1));
+  }
+  void close_write() {
+    if (write_end >= 0) close(std::exchange(write_end, -1));
+  }
 };
 
 // The child's half: waits until it is seized, then becomes the program. Says errno on `failed` if it cannot.
@@ -54,7 +58,8 @@ struct Pipe {
 
 std::unexpected<Error> exec_failed(const std::string& program, int error) {
   std::string hint;
-  if (error == ENOENT && program.find('/') == std::string::npos) hint = " (it is not in PATH; use ./NAME for a file here)";
+  if (error == ENOENT && program.find('/') == std::string::npos)
+    hint = " (it is not in PATH; use ./NAME for a file here)";
   return fail(fmt::format("cannot run '{}': {}{}", program, std::strerror(error), hint), error == ENOENT ? 127 : 126);
 }
 
@@ -232,9 +237,12 @@ Result<void> refuse_privileged(pid_t pid) {
   struct stat st;
   std::string exe = fmt::format("/proc/{}/exe", pid);
   if (stat(exe.c_str(), &st) != 0) return fail_errno("stat " + exe);
-  bool privileged = ((st.st_mode & S_ISUID) && st.st_uid != geteuid()) || ((st.st_mode & S_ISGID) && st.st_gid != getegid());
+  bool privileged =
+      ((st.st_mode & S_ISUID) && st.st_uid != geteuid()) || ((st.st_mode & S_ISGID) && st.st_gid != getegid());
   if (privileged && geteuid() != 0)
-    return fail("the program is set-user-id or set-group-id: under sonde it would run without these rights; run sonde as root", 126);
+    return fail(
+        "the program is set-user-id or set-group-id: under sonde it would run without these rights; run sonde as root",
+        126);
   return {};
 }
 
@@ -257,7 +265,8 @@ Result<Launched> launch(const LaunchRequest& request, std::optional<ExitStatus>*
     ssize_t length = readlink(fmt::format("/proc/{}/exe", pid).c_str(), path, sizeof path);
     if (length < 0) return fail_errno("find the program's file");
     SONDE_TRY_VOID(refuse_privileged(pid));
-    Launched launched{pid, SONDE_TRY(Tracee::adopt(pid, pid)), Addr(), Addr(), std::string(path, static_cast<size_t>(length))};
+    Launched launched{pid, SONDE_TRY(Tracee::adopt(pid, pid)), Addr(), Addr(),
+                      std::string(path, static_cast<size_t>(length))};
     SONDE_TRY_VOID(prepare(launched, request, ended));
     return launched;
   };

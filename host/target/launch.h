@@ -17,8 +17,8 @@ namespace sonde::host {
 
 struct LaunchRequest {
   std::vector<std::string> command;
-  std::string agent;               // path of libsonde-agent.so
-  std::vector<int> inherited;      // descriptors the program's process gets under the same numbers, until closed by us
+  std::string agent;  // path of libsonde-agent.so
+  std::vector<int> inherited;  // descriptors the program's process gets under the same numbers, until closed by us
 };
 
 struct Launched {
@@ -26,7 +26,7 @@ struct Launched {
   Tracee tracee;
   Addr syscall_instruction;  // some `syscall` in the loader
   Addr loader_base;
-  std::string program;       // path of the executable that runs
+  std::string program;  // path of the executable that runs
 };
 
 // Errors carry exit status 127 if the program does not exist, 126 if it cannot be run, as shells do. On every error the

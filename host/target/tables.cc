@@ -21,7 +21,8 @@ ArenaDetour detour_of(const TargetSite& site, uint32_t number) {
   detour.range = {site.plan.detour, site.plan.detour + static_cast<int64_t>(site.plan.detour_bytes.size() - header)};
   detour.patch = site.plan.patch;
   detour.site = number;
-  for (const DetourStep& step : site.plan.steps) detour.steps.push_back({step.offset, step.original, step.sp_adjust, 0});
+  for (const DetourStep& step : site.plan.steps)
+    detour.steps.push_back({step.offset, step.original, step.sp_adjust, 0});
   return detour;
 }
 

@@ -19,7 +19,8 @@ namespace sonde::host {
 
 namespace {
 bool same_file(const LoadedImage& a, const LoadedImage& b) {
-  return a.range.begin == b.range.begin && a.image->path() == b.image->path() && a.image->build_id() == b.image->build_id();
+  return a.range.begin == b.range.begin && a.image->path() == b.image->path() &&
+         a.image->build_id() == b.image->build_id();
 }
 }  // namespace
 
@@ -41,9 +42,12 @@ Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* sess
 
   Addr area = SONDE_TRY(map(tracee, Addr(), thread_area_bytes(), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1));
-  int64_t wiped = SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {area.value, thread_area_bytes(), MADV_WIPEONFORK}));
-  if (wiped != 0) return fail("this kernel has no MADV_WIPEONFORK (Linux 4.14): forked children could not be told apart");
-  Addr mapped = SONDE_TRY(map(tracee, Addr(), session->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session_fd));
+  int64_t wiped =
+      SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {area.value, thread_area_bytes(), MADV_WIPEONFORK}));
+  if (wiped != 0)
+    return fail("this kernel has no MADV_WIPEONFORK (Linux 4.14): forked children could not be told apart");
+  Addr mapped =
+      SONDE_TRY(map(tracee, Addr(), session->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session_fd));
   SONDE_TRY(tracee.system_call(syscall_, SYS_close, {static_cast<uint64_t>(session_fd)}));
 
   Addr control = agent_address(agent_.control);
@@ -132,10 +136,12 @@ Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t n
   shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, 0};
   __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
   if (plan.method == Method::refused) return {};
-  if (site.internal)
-    shared.flags = kSiteEnabled | kSiteInternal;
-  else
-    shared.flags = kSiteEnabled | (plan.no_hijack == NoHijack::none ? kSiteHijack : 0) | (options_.stacks ? kSiteStack : 0);
+  if (site.internal) shared.flags = kSiteEnabled | kSiteInternal;
+  else {
+    shared.flags = kSiteEnabled;
+    if (plan.no_hijack == NoHijack::none) shared.flags |= kSiteHijack;
+    if (options_.stacks) shared.flags |= kSiteStack;
+  }
   if (!plan.island_bytes.empty())
     SONDE_TRY_VOID(patch(tracee, site, plan.island, plan.island_original, plan.island_bytes));
   return patch(tracee, site, plan.patch, plan.original, plan.bytes);

@@ -42,7 +42,10 @@ struct TargetOptions {
 class Target {
  public:
   Target(pid_t pid, AgentFile agent, std::string program, Addr syscall_instruction, TargetOptions options)
-      : pid_(pid), agent_(std::move(agent)), program_(std::move(program)), syscall_(syscall_instruction),
+      : pid_(pid),
+        agent_(std::move(agent)),
+        program_(std::move(program)),
+        syscall_(syscall_instruction),
         options_(options) {}
 
   // Maps the session (descriptor number `session_fd` in the target, closed there afterwards) and tells the agent.

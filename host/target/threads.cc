@@ -12,8 +12,8 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -53,16 +53,18 @@ std::unexpected<Error> seize_error(pid_t pid, int error) {
   if (error == ESRCH) return fail(fmt::format("no process with id {}", pid));
   if (error != EPERM) return fail(fmt::format("stop process {}: {}", pid, std::strerror(error)));
   if (auto checked = check_traceable(pid); !checked) return std::unexpected(std::move(checked).error());
-  return fail(fmt::format("process {} ({}) may not be stopped: it belongs to another user, is protected (prctl), or "
-                          "/proc/sys/kernel/yama/ptrace_scope forbids it; try as root",
-                          pid, status_field(pid, "Name")));
+  return fail(
+      fmt::format("process {} ({}) may not be stopped: it belongs to another user, is protected (prctl), or "
+                  "/proc/sys/kernel/yama/ptrace_scope forbids it; try as root",
+                  pid, status_field(pid, "Name")));
 }
 
 // Calls that give up with EINTR when a tracer stops them, though no signal handler runs (signal(7), "Interruption of
 // system calls by stop signals"). All others the kernel restarts by itself.
 bool gives_up_when_stopped(uint64_t call) {
-  constexpr std::array<uint64_t, 10> kCalls = {SYS_epoll_wait, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_semop, SYS_semtimedop,
-                                               SYS_rt_sigtimedwait, SYS_msgrcv, SYS_msgsnd, SYS_io_getevents, SYS_io_pgetevents};
+  constexpr std::array<uint64_t, 10> kCalls = {SYS_epoll_wait,   SYS_epoll_pwait,     SYS_epoll_pwait2, SYS_semop,
+                                               SYS_semtimedop,   SYS_rt_sigtimedwait, SYS_msgrcv,       SYS_msgsnd,
+                                               SYS_io_getevents, SYS_io_pgetevents};
   return std::ranges::find(kCalls, call) != kCalls.end();
 }
 
@@ -76,7 +78,8 @@ bool has_deliverable_signal(pid_t tid) {
 // The program must not see that it was stopped: a call that gave up because of us alone is made once more.
 void restart_interrupted_call(pid_t tid, user_regs_struct& regs) {
   constexpr uint64_t kSyscallLength = 2;
-  if (static_cast<int64_t>(regs.rax) != -EINTR || !gives_up_when_stopped(regs.orig_rax) || has_deliverable_signal(tid)) return;
+  if (static_cast<int64_t>(regs.rax) != -EINTR || !gives_up_when_stopped(regs.orig_rax) || has_deliverable_signal(tid))
+    return;
   regs.rax = std::exchange(regs.orig_rax, ~0ull);
   regs.rip -= kSyscallLength;
   ptrace(PTRACE_SETREGS, tid, nullptr, &regs);
@@ -88,9 +91,10 @@ RegSet<X86_64> regset_of(const user_regs_struct& regs) {
   RegSet<X86_64> set;
   using R = X86_64;
   const std::pair<unsigned, uint64_t> all[] = {
-      {R::rax, regs.rax}, {R::rdx, regs.rdx}, {R::rcx, regs.rcx}, {R::rbx, regs.rbx}, {R::rsi, regs.rsi}, {R::rdi, regs.rdi},
-      {R::rbp, regs.rbp}, {R::rsp, regs.rsp}, {R::r8, regs.r8},   {R::r9, regs.r9},   {R::r10, regs.r10}, {R::r11, regs.r11},
-      {R::r12, regs.r12}, {R::r13, regs.r13}, {R::r14, regs.r14}, {R::r15, regs.r15}, {R::rip, regs.rip}};
+      {R::rax, regs.rax}, {R::rdx, regs.rdx}, {R::rcx, regs.rcx}, {R::rbx, regs.rbx}, {R::rsi, regs.rsi},
+      {R::rdi, regs.rdi}, {R::rbp, regs.rbp}, {R::rsp, regs.rsp}, {R::r8, regs.r8},   {R::r9, regs.r9},
+      {R::r10, regs.r10}, {R::r11, regs.r11}, {R::r12, regs.r12}, {R::r13, regs.r13}, {R::r14, regs.r14},
+      {R::r15, regs.r15}, {R::rip, regs.rip}};
   for (auto [reg, value] : all) set.set(reg, value);
   return set;
 }
@@ -102,11 +106,11 @@ Result<pid_t> check_traceable(pid_t pid) {
   pid = std::atoi(group.c_str());
   std::string name = status_field(pid, "Name");
   if (status_field(pid, "State").starts_with("Z"))
-    return fail(fmt::format("process {} ({}) has ended: it is a zombie that its parent, process {}, has not waited for", pid,
-                            name, status_field(pid, "PPid")));
+    return fail(fmt::format("process {} ({}) has ended: it is a zombie that its parent, process {}, has not waited for",
+                            pid, name, status_field(pid, "PPid")));
   if (pid_t tracer = std::atoi(status_field(pid, "TracerPid").c_str()))
-    return fail(fmt::format("process {} ({}) is already traced by process {} ({}); only one tracer is possible", pid, name, tracer,
-                            status_field(tracer, "Name")));
+    return fail(fmt::format("process {} ({}) is already traced by process {} ({}); only one tracer is possible", pid,
+                            name, tracer, status_field(tracer, "Name")));
   return pid;
 }
 
@@ -161,9 +165,10 @@ Result<StoppedProcess> StoppedProcess::stop(pid_t pid) {
   while (SONDE_TRY(process.seize_new_threads(group)))
     for (Held& held : process.held_)
       if (!process.wait_until_stopped(held, kPatience))
-        return fail(fmt::format("thread {} of process {} does not stop: it waits in the kernel for a vfork child or a device "
-                                "(state {}); try again later",
-                                held.tid, group, status_field(held.tid, "State")));
+        return fail(
+            fmt::format("thread {} of process {} does not stop: it waits in the kernel for a vfork child or a device "
+                        "(state {}); try again later",
+                        held.tid, group, status_field(held.tid, "State")));
   for (Held& held : process.held_) {
     if (held.gone) continue;
     user_regs_struct regs;

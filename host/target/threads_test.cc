@@ -28,7 +28,8 @@ struct Child {
   Shared* shared;
   pid_t pid;
   explicit Child(std::function<void(Shared&)> body) {
-    shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    shared =
+        static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     pid = fork();
     if (pid == 0) {
       alarm(30);
@@ -104,7 +105,7 @@ TEST_CASE("threads: no signal is lost or doubled") {
   Child child([](Shared& s) {
     static Shared* counters;
     counters = &s;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = [](int) { counters->counter[0]++; };
     sigaction(SIGRTMIN, &action, nullptr);
     s.ready = 1;
@@ -114,7 +115,7 @@ TEST_CASE("threads: no signal is lost or doubled") {
   constexpr uint64_t kSignals = 10000;
   std::atomic<bool> done = false;
   std::thread sender([&] {
-    union sigval value {};
+    union sigval value{};
     for (uint64_t sent = 0; sent < kSignals; sent++) {
       while (sigqueue(child.pid, SIGRTMIN, value) != 0) sched_yield();  // the queue is full
       usleep(1);
@@ -174,7 +175,8 @@ TEST_CASE("threads: errors say what is the matter") {
     auto traced = StoppedProcess::stop(target);
     kill(target, SIGKILL);
     REQUIRE(!traced);
-    CHECK(traced.error().message.find("already traced by process " + std::to_string(child.pid) + " (") != std::string::npos);
+    CHECK(traced.error().message.find("already traced by process " + std::to_string(child.pid) + " (") !=
+          std::string::npos);
   }
 }
 

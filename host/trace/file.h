@@ -28,19 +28,19 @@ struct TraceImage {
 };
 
 struct TraceSite {
-  uint32_t image = 0;      // index into images
-  uint64_t address = 0;    // of the function's entry in the target
-  std::string name;        // raw; "" where the file names it nowhere
-  std::string method;      // how it was patched; "" if refused
-  std::string refusal;     // why it was not
-  std::string no_hijack;   // why its returns are not hooked
-  bool internal = false;   // the engine's own
+  uint32_t image = 0;  // index into images
+  uint64_t address = 0;  // of the function's entry in the target
+  std::string name;  // raw; "" where the file names it nowhere
+  std::string method;  // how it was patched; "" if refused
+  std::string refusal;  // why it was not
+  std::string no_hijack;  // why its returns are not hooked
+  bool internal = false;  // the engine's own
 };
 
 struct TraceThread {
   uint32_t pid = 0, tid = 0;
   std::string name;
-  uint64_t calls = 0;    // hooked entries
+  uint64_t calls = 0;  // hooked entries
   uint64_t records = 0;  // call records among what was written
   uint64_t waits = 0, waited_ticks = 0, lost_calls = 0;
   std::array<uint64_t, kLossCauses> lost{};
@@ -51,12 +51,12 @@ struct TraceMeta {
   uint32_t pid = 0;
   bool stacks = false;
   std::string policy;
-  ClockSample start, end;          // end: {} if the recorder died
-  int wait_status = -1;            // of the program; -1: unknown
-  bool complete = false;           // the end chunk is there
+  ClockSample start, end;  // end: {} if the recorder died
+  int wait_status = -1;  // of the program; -1: unknown
+  bool complete = false;  // the end chunk is there
   int64_t longest_pause_ns = 0;
   uint64_t lost_no_thread_state = 0;
-  uint64_t unwritten_bytes = 0;    // of records, for want of space
+  uint64_t unwritten_bytes = 0;  // of records, for want of space
   std::vector<TraceImage> images;
   std::vector<TraceSite> sites;
   std::vector<TraceThread> threads;

@@ -40,7 +40,8 @@ std::optional<ChunkHeader> chunk_at(const uint8_t* data, uint64_t size, uint64_t
   if (size - at < sizeof header) return std::nullopt;
   std::memcpy(&header, data + at, sizeof header);
   if (header.magic != kChunkMagic || header.raw > kMaxChunkBytes) return std::nullopt;
-  if (crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)) != header.header_crc) return std::nullopt;
+  if (crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)) != header.header_crc)
+    return std::nullopt;
   if (size - at - sizeof header < header.packed) return std::nullopt;
   if (crc32_z(0, data + at + sizeof header, header.packed) != header.crc) return std::nullopt;
   return header;
@@ -49,7 +50,9 @@ std::optional<ChunkHeader> chunk_at(const uint8_t* data, uint64_t size, uint64_t
 }  // namespace
 
 TraceReader::TraceReader(TraceReader&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(other.size_), record_chunks_(std::move(other.record_chunks_)),
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_),
+      record_chunks_(std::move(other.record_chunks_)),
       meta_(std::move(other.meta_)) {}
 
 TraceReader::~TraceReader() {
@@ -81,9 +84,11 @@ Result<TraceReader> TraceReader::open(const std::string& path) {
 Result<void> TraceReader::scan(const std::string& path) {
   FileHeader header;
   std::memcpy(&header, data_, sizeof header);
-  if (std::memcmp(header.magic, kTraceMagic, sizeof kTraceMagic) != 0) return fail(fmt::format("{} is not a trace of sonde", path));
+  if (std::memcmp(header.magic, kTraceMagic, sizeof kTraceMagic) != 0)
+    return fail(fmt::format("{} is not a trace of sonde", path));
   if (header.version != kTraceVersion)
-    return fail(fmt::format("{} is a trace of version {}, this sonde reads version {}", path, header.version, kTraceVersion));
+    return fail(
+        fmt::format("{} is a trace of version {}, this sonde reads version {}", path, header.version, kTraceVersion));
   uint64_t at = sizeof header;
   while (at < size_) {
     auto chunk = chunk_at(data_, size_, at);
@@ -97,9 +102,12 @@ Result<void> TraceReader::scan(const std::string& path) {
     }
     at += sizeof(ChunkHeader) + chunk->packed;
   }
-  if (at < size_) meta_.notes.push_back(fmt::format("the file is damaged or cut: {} bytes behind offset {} are not used", size_ - at, at));
+  if (at < size_)
+    meta_.notes.push_back(
+        fmt::format("the file is damaged or cut: {} bytes behind offset {} are not used", size_ - at, at));
   if (!meta_.complete)
-    meta_.notes.push_back("the end of the recording is missing: the recorder was killed, is still running, or the file was cut");
+    meta_.notes.push_back(
+        "the end of the recording is missing: the recorder was killed, is still running, or the file was cut");
   return {};
 }
 
@@ -136,7 +144,8 @@ void TraceReader::merge(const std::string& text) {
     meta_.unwritten_bytes = j["unwritten_bytes"];
     meta_.notes = j["notes"].get<std::vector<std::string>>();
     if (std::string failure = j["failure"]; !failure.empty())
-      meta_.notes.push_back(fmt::format("{} bytes of records could not be written: {}", meta_.unwritten_bytes, failure));
+      meta_.notes.push_back(
+          fmt::format("{} bytes of records could not be written: {}", meta_.unwritten_bytes, failure));
     std::vector<TraceThread> threads;
     for (const json& t : j["threads"])
       threads.push_back({t["pid"], t["tid"], t["name"], t["calls"], t["records"], t["waits"], t["waited_ticks"],
@@ -155,9 +164,11 @@ void TraceReader::merge(const std::string& text) {
 Result<void> TraceReader::each(const std::function<void(uint32_t, std::span<const uint64_t>)>& visit) const {
   for (const ChunkAt& chunk : record_chunks_) {
     auto words = unpack<uint64_t>(data_ + chunk.offset + sizeof(ChunkHeader), chunk.packed, chunk.raw);
-    if (!words || words->empty()) return fail(fmt::format("the chunk of records at offset {} cannot be unpacked", chunk.offset));
+    if (!words || words->empty())
+      return fail(fmt::format("the chunk of records at offset {} cannot be unpacked", chunk.offset));
     auto records = std::span(*words).subspan(1);
-    if (!encode_ticks(records, true)) return fail(fmt::format("the chunk of records at offset {} is damaged", chunk.offset));
+    if (!encode_ticks(records, true))
+      return fail(fmt::format("the chunk of records at offset {} is damaged", chunk.offset));
     uint32_t thread = static_cast<uint32_t>((*words)[0]);
     for (size_t at = 0; at < records.size();) {
       uint32_t n = record_words(records[at]);

@@ -22,7 +22,9 @@ namespace {
 constexpr int kLevel = 1;
 constexpr size_t kItemsPerChunk = 20000;
 
-json to_json(const ClockSample& c) { return {{"ticks", c.ticks}, {"monotonic_ns", c.monotonic_ns}, {"wall_ns", c.wall_ns}}; }
+json to_json(const ClockSample& c) {
+  return {{"ticks", c.ticks}, {"monotonic_ns", c.monotonic_ns}, {"wall_ns", c.wall_ns}};
+}
 
 // File names and symbols are bytes, JSON is UTF-8: what does not fit is replaced.
 std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
@@ -32,8 +34,12 @@ std::string dump(const json& value) { return value.dump(-1, ' ', false, json::er
 TraceWriter::TraceWriter(int fd, uint64_t max_bytes) : fd_(fd), max_bytes_(max_bytes), zstd_(ZSTD_createCCtx()) {}
 
 TraceWriter::TraceWriter(TraceWriter&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), max_bytes_(other.max_bytes_), bytes_(other.bytes_), unwritten_(other.unwritten_),
-      failure_(std::move(other.failure_)), zstd_(std::exchange(other.zstd_, nullptr)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      max_bytes_(other.max_bytes_),
+      bytes_(other.bytes_),
+      unwritten_(other.unwritten_),
+      failure_(std::move(other.failure_)),
+      zstd_(std::exchange(other.zstd_, nullptr)) {}
 
 TraceWriter::~TraceWriter() {
   if (fd_ >= 0) close(fd_);
@@ -78,7 +84,8 @@ void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw) {
   }
   uint32_t crc = static_cast<uint32_t>(crc32_z(0, packed_.data() + sizeof(ChunkHeader), size));
   ChunkHeader header{kChunkMagic, kind, static_cast<uint32_t>(size), static_cast<uint32_t>(raw.size()), crc, 0};
-  header.header_crc = static_cast<uint32_t>(crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)));
+  header.header_crc =
+      static_cast<uint32_t>(crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)));
   std::memcpy(packed_.data(), &header, sizeof header);
   write_all({packed_.data(), sizeof header + size});
 }
@@ -89,14 +96,21 @@ void TraceWriter::write_json(uint32_t kind, const std::string& text) {
 }
 
 void TraceWriter::start(const TraceMeta& meta) {
-  write_json(kChunkMeta, dump({{"start", to_json(meta.start)}, {"command", meta.command}, {"pid", meta.pid},
-                               {"stacks", meta.stacks}, {"policy", meta.policy}}));
+  write_json(kChunkMeta, dump({{"start", to_json(meta.start)},
+                               {"command", meta.command},
+                               {"pid", meta.pid},
+                               {"stacks", meta.stacks},
+                               {"policy", meta.policy}}));
 }
 
 void TraceWriter::images(std::span<const TraceImage> added) {
   json list = json::array();
   for (const TraceImage& i : added)
-    list.push_back({{"path", i.path}, {"build_id", i.build_id}, {"begin", i.begin}, {"end", i.end}, {"bias", i.bias},
+    list.push_back({{"path", i.path},
+                    {"build_id", i.build_id},
+                    {"begin", i.begin},
+                    {"end", i.end},
+                    {"bias", i.bias},
                     {"from", i.from_ticks}});
   if (!list.empty()) write_json(kChunkMeta, dump({{"images", list}}));
 }
@@ -132,14 +146,27 @@ void TraceWriter::records(uint32_t thread, std::span<const uint64_t> words) {
 void TraceWriter::end(const TraceMeta& meta) {
   json threads = json::array(), lost = json::array(), gone = json::array();
   for (const TraceThread& t : meta.threads)
-    threads.push_back({{"pid", t.pid}, {"tid", t.tid}, {"name", t.name}, {"calls", t.calls}, {"records", t.records},
-                       {"waits", t.waits}, {"waited_ticks", t.waited_ticks}, {"lost_calls", t.lost_calls}, {"lost", t.lost}});
+    threads.push_back({{"pid", t.pid},
+                       {"tid", t.tid},
+                       {"name", t.name},
+                       {"calls", t.calls},
+                       {"records", t.records},
+                       {"waits", t.waits},
+                       {"waited_ticks", t.waited_ticks},
+                       {"lost_calls", t.lost_calls},
+                       {"lost", t.lost}});
   for (const auto& [site, counts] : meta.site_lost) lost.push_back({site, counts});
   for (const TraceImage& i : meta.images) gone.push_back(i.to_ticks);
-  write_json(kChunkEnd, dump({{"end", to_json(meta.end)}, {"wait_status", meta.wait_status},
-                              {"longest_pause_ns", meta.longest_pause_ns}, {"threads", threads}, {"site_lost", lost},
-                              {"image_to", gone}, {"lost_no_thread_state", meta.lost_no_thread_state},
-                              {"unwritten_bytes", unwritten_}, {"failure", failure_}, {"notes", meta.notes}}));
+  write_json(kChunkEnd, dump({{"end", to_json(meta.end)},
+                              {"wait_status", meta.wait_status},
+                              {"longest_pause_ns", meta.longest_pause_ns},
+                              {"threads", threads},
+                              {"site_lost", lost},
+                              {"image_to", gone},
+                              {"lost_no_thread_state", meta.lost_no_thread_state},
+                              {"unwritten_bytes", unwritten_},
+                              {"failure", failure_},
+                              {"notes", meta.notes}}));
 }
 
 }  // namespace sonde::host

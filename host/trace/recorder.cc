@@ -17,7 +17,8 @@ constexpr size_t kFlushWords = 64 << 10;              // half a megabyte of reco
 constexpr int64_t kFlushEveryNs = 200'000'000;        // what a killed recorder may lose
 
 int64_t steady_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 std::string thread_name(uint32_t pid, uint32_t tid) {
@@ -158,7 +159,8 @@ void Recorder::recycle_ended() {
     keep_account(i);
     flush(rings_[i].thread);
     rings_[i] = {};
-    std::memset(reinterpret_cast<char*>(ring) + offsetof(RingHeader, pid), 0, sizeof(RingHeader) - offsetof(RingHeader, pid));
+    std::memset(reinterpret_cast<char*>(ring) + offsetof(RingHeader, pid), 0,
+                sizeof(RingHeader) - offsetof(RingHeader, pid));
     __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::free), __ATOMIC_RELEASE);
   }
 }

@@ -12,7 +12,8 @@ namespace sonde::host {
 
 class Recorder {
  public:
-  Recorder(Session& session, TraceWriter& writer) : session_(session), writer_(writer), rings_(session.layout().ring_count) {}
+  Recorder(Session& session, TraceWriter& writer)
+      : session_(session), writer_(writer), rings_(session.layout().ring_count) {}
 
   // Takes what is there. True if there was anything.
   bool poll();
@@ -27,7 +28,7 @@ class Recorder {
 
  private:
   struct RingView {
-    uint32_t thread = 0;          // index into threads_, valid if seen
+    uint32_t thread = 0;  // index into threads_, valid if seen
     bool seen = false, closed = false;
     uint64_t taken_ticks = 0, head = 0;
   };

@@ -31,7 +31,8 @@ void on_step(int) {
 [[gnu::noinline]] bool stepped_write() {
   asm volatile("lea -128(%%rsp), %%rsp; pushfq; orl $0x100, (%%rsp); popfq; lea 128(%%rsp), %%rsp" ::: "memory", "cc");
   bool written = ring_write_call(session, ring, 1, ExitKind::returned, 0, 5, 6);
-  asm volatile("lea -128(%%rsp), %%rsp; pushfq; andl $~0x100, (%%rsp); popfq; lea 128(%%rsp), %%rsp" ::: "memory", "cc");
+  asm volatile("lea -128(%%rsp), %%rsp; pushfq; andl $~0x100, (%%rsp); popfq; lea 128(%%rsp), %%rsp" ::
+                   : "memory", "cc");
   return written;
 }
 

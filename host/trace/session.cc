@@ -45,7 +45,8 @@ SessionLayout lay_out(const SessionOptions& options) {
 
 Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options) {
   if (!std::has_single_bit(options.ring_bytes) || options.ring_bytes < 65536 || options.ring_bytes > 1 << 30)
-    return fail(fmt::format("a ring of {} bytes is impossible: a power of two from 64 KiB to 1 GiB", options.ring_bytes), 2);
+    return fail(
+        fmt::format("a ring of {} bytes is impossible: a power of two from 64 KiB to 1 GiB", options.ring_bytes), 2);
   if (options.ring_count < 1 || options.ring_count > 65536 || options.max_sites < 1 || options.max_sites > kMaxSites)
     return fail("a session has 1 to 65536 rings and 1 to 2097152 sites", 2);
 
@@ -56,7 +57,8 @@ Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options) 
   if (session->fd_ < 0) return fail_errno("making the shared session memory");
   if (ftruncate(session->fd_, static_cast<off_t>(l.size))) return fail_errno("sizing the shared session memory");
   // Without the seal a target could shrink it under the recorder's feet (SIGBUS).
-  if (fcntl(session->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail_errno("sealing the session");
+  if (fcntl(session->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+    return fail_errno("sealing the session");
   void* memory = mmap(nullptr, l.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session->fd_, 0);
   if (memory == MAP_FAILED) return fail_errno("mapping the shared session memory");
 

@@ -42,9 +42,7 @@ class Session {
 
   Site* sites() const { return at<Site>(layout_.sites_offset); }
   SiteCounters* counters() const { return at<SiteCounters>(layout_.counters_offset); }
-  RingHeader* ring(uint32_t i) const {
-    return at<RingHeader>(layout_.rings_offset + i * (kPage + layout_.ring_bytes));
-  }
+  RingHeader* ring(uint32_t i) const { return at<RingHeader>(layout_.rings_offset + i * (kPage + layout_.ring_bytes)); }
 
   // Publishes sites [0, count): to be called when they are written. Never shrinks; at most max_sites.
   void set_site_count(uint32_t count);

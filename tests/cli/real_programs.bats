@@ -9,7 +9,7 @@ load common
 }
 
 @test "python3 with its C interface probed" {
-  same_as_untraced -f 'Py*' -- python3 -c 'print(sum(range(10**5)))'
+  same_as_untraced -f 'Py*' -- /usr/bin/python3 -c 'print(sum(range(10**5)))'
 }
 
 @test "sonde itself" {
