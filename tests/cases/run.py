@@ -5,6 +5,7 @@ usage: run.py --work DIR [--traced --sonde FILE] [--flag FLAG]... CASE...
 
 A case is a folder with build.sh (bash -e, leaves programs in out/), its sources, and as far as they apply
   commands.txt   one command line per line; without it ./out/case
+  ignore.txt     signals that the commands are started with ignored
   expect.txt     standard output of all commands, one after the other
   counts.txt     PROGRAM FUNCTION CALLS [KIND=N ...]: how often a trace must show a function, and how those calls ended
 
@@ -16,6 +17,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -67,10 +69,19 @@ def commands(case):
     return [shlex.split(line) for line in file.read_text().splitlines()] if file.exists() else [["./out/case"]]
 
 
-def run(folder, command):
+def ignored_signals(case):
+    file = HERE / case / "ignore.txt"
+    return [signal.Signals[f"SIG{name}"] for name in file.read_text().split()] if file.exists() else []
+
+
+def run(folder, command, ignored):
+    def prepare():
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
     try:
         return subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              timeout=TIMEOUT)
+                              timeout=TIMEOUT, preexec_fn=prepare)
     except subprocess.TimeoutExpired:
         raise Failure(f"{shlex.join(command)}: still running after {TIMEOUT} s") from None
 
@@ -94,7 +105,8 @@ def text(data):
 
 def run_case(case, options):
     folder = build(case, options.work)
-    alone = [run(folder, command) for command in commands(case)]
+    ignored = ignored_signals(case)
+    alone = [run(folder, command, ignored) for command in commands(case)]
     expected = HERE / case / "expect.txt"
     output = b"".join(a.stdout for a in alone)
     if expected.exists() and output != expected.read_bytes():
@@ -106,7 +118,7 @@ def run_case(case, options):
         name = pathlib.Path(command[0]).name
         trace = folder / f"out/{name}{''.join(options.flag)}.trace"
         record = [options.sonde, "record", "-o", trace, *options.flag, "--", *command]
-        check_same(command, truth, run(folder, [str(word) for word in record]))
+        check_same(command, truth, run(folder, [str(word) for word in record], ignored))
         found = facts.read(options.sonde, trace)
         notes.append(f"{name}: {found.armed} of {found.armed + found.refused} functions")
         facts.check_armed(name, found)
