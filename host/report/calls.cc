@@ -65,8 +65,8 @@ struct CallNester::Thread {
   std::vector<std::unique_ptr<Stack>> stacks;
   Stack* current = nullptr;
   std::multimap<uint32_t, Stack*> suspended;  // by the slot of their innermost call
-  std::vector<Stack*> spare;                  // without open calls
-  Stack* last_stack = nullptr;                // of the call entered last, for its stack record
+  std::vector<Stack*> spare;  // without open calls
+  Stack* last_stack = nullptr;  // of the call entered last, for its stack record
 
   Stack* add_stack() {
     if (!spare.empty()) {

@@ -21,14 +21,14 @@ namespace sonde::host {
 // A call that runs at the current point of the replay.
 struct OpenCall {
   Event event;
-  uint64_t end = 0;        // event.exit, or earlier where that cannot be true; final when the call is left
-  uint64_t children = 0;   // ticks of direct children that were left
+  uint64_t end = 0;  // event.exit, or earlier where that cannot be true; final when the call is left
+  uint64_t children = 0;  // ticks of direct children that were left
   ExitKind kind = ExitKind::returned;
-  bool entry_only = false; // its return was not hooked: no duration
-  bool tail = false;       // entered by a jump from its parent
-  bool outermost = true;   // no other call of the same function runs on this stack
-  uint32_t depth = 0;      // 0: root
-  uint32_t context = 0;    // for the visitor
+  bool entry_only = false;  // its return was not hooked: no duration
+  bool tail = false;  // entered by a jump from its parent
+  bool outermost = true;  // no other call of the same function runs on this stack
+  uint32_t depth = 0;  // 0: root
+  uint32_t context = 0;  // for the visitor
 
   uint64_t duration() const { return end - event.entry; }
   uint64_t self() const { return duration() - children; }

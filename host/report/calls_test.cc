@@ -128,7 +128,8 @@ class Generator {
     ++now_;
     for (Fiber& fiber : stacks_) end_abandoned(fiber, true);
     for (Fiber& fiber : stacks_)
-      for (; !fiber.calls.empty(); fiber.calls.pop_back()) end(fiber, fiber.calls.size() - 1, now_, ExitKind::unfinished);
+      for (; !fiber.calls.empty(); fiber.calls.pop_back())
+        end(fiber, fiber.calls.size() - 1, now_, ExitKind::unfinished);
     std::stable_sort(noticed_late_.begin(), noticed_late_.end(), [](auto& a, auto& b) { return a[2] < b[2]; });
     for (auto& record : noticed_late_) insert_by_end(record);
   }

@@ -51,7 +51,8 @@ void Histogram::count_in_bucket(uint64_t value) {
 
 uint64_t Histogram::percentile(double fraction) const {
   if (count_ == 0) return 0;
-  uint64_t rank = std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(count_))), 1, count_);
+  uint64_t rank =
+      std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(count_))), 1, count_);
   if (buckets_.empty()) {
     std::vector<uint64_t> sorted = exact_;
     std::nth_element(sorted.begin(), sorted.begin() + (rank - 1), sorted.end());

@@ -126,7 +126,8 @@ struct EntryOrder::Impl {
     return !accept || accept(thread, item.site);
   }
 
-  static void keep(std::vector<Item>& items, std::vector<uint64_t>& frames, Item item, std::span<const uint64_t> words) {
+  static void keep(std::vector<Item>& items, std::vector<uint64_t>& frames, Item item,
+                   std::span<const uint64_t> words) {
     item.sequence = static_cast<uint32_t>(items.size());
     if (item.frame_count) {
       item.frames_at = frames.size();

@@ -27,7 +27,7 @@ struct Event {
   uint32_t site = 0, slot = 0;
   RecordType type = RecordType::none;
   ExitKind kind = ExitKind::returned;
-  bool overflow = false;         // stack: cut
+  bool overflow = false;  // stack: cut
   std::span<const uint64_t> frames;  // stack: packed frames; valid during the callback
 };
 
@@ -37,12 +37,12 @@ struct Survey {
     uint64_t calls = 0, entries = 0;  // call records, entry-only records
   };
   std::vector<Site> sites;
-  std::vector<uint64_t> thread_records;             // per thread
-  std::array<uint64_t, 5> kinds{};                  // calls by ExitKind
+  std::vector<uint64_t> thread_records;  // per thread
+  std::array<uint64_t, 5> kinds{};  // calls by ExitKind
   uint64_t calls = 0, entries = 0, stacks = 0;
   uint64_t unreliable_stacks = 0;
-  std::array<uint64_t, kReasons> unreliable_by{};   // by the reason of their first unreliable frame
-  uint64_t bad_records = 0;                         // contradict themselves; left out
+  std::array<uint64_t, kReasons> unreliable_by{};  // by the reason of their first unreliable frame
+  uint64_t bad_records = 0;  // contradict themselves; left out
   uint64_t first_ticks = ~0ull, last_ticks = 0;
 };
 

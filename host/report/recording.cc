@@ -21,6 +21,7 @@ const char* describe(LossCause cause) {
     case LossCause::no_return_entry: return "return not hooked, all trampolines in use";
     case LossCause::ring_full: return "ring full";
     case LossCause::no_ring: return "no ring for the thread";
+    case LossCause::abandoned: return "left behind by a longjmp out of a signal handler";
     case LossCause::count: break;
   }
   return "?";

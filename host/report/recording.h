@@ -21,18 +21,18 @@ using LossCounts = std::array<uint64_t, kLossCauses>;
 
 struct RecordedThread {
   uint32_t pid = 0, tid = 0;
-  std::string name;             // "" if unknown
-  uint64_t calls = 0;           // hooked entries as the ring counted them; 0 if unknown
+  std::string name;  // "" if unknown
+  uint64_t calls = 0;  // hooked entries as the ring counted them; 0 if unknown
   uint64_t waits = 0, waited_ticks = 0;
   LossCounts lost{};
 };
 
 struct RecordedSite {
-  std::string name;             // for people, demangled, not escaped
-  std::string module;           // base name of its file
-  uint64_t address = 0;         // of the function's entry in the target
-  std::string method;           // how it was patched
-  std::string no_hijack;        // why its returns are not hooked; "" if they are
+  std::string name;  // for people, demangled, not escaped
+  std::string module;  // base name of its file
+  uint64_t address = 0;  // of the function's entry in the target
+  std::string method;  // how it was patched
+  std::string no_hijack;  // why its returns are not hooked; "" if they are
   LossCounts lost{};
 };
 
@@ -41,7 +41,7 @@ struct RefusedFunction {
 };
 
 struct RecordedImage {
-  std::string path, build_id;   // build id in lower-case hex, "" if the file has none
+  std::string path, build_id;  // build id in lower-case hex, "" if the file has none
   AddrRange range;
   uint64_t bias = 0;
   uint64_t from_ticks = 0, to_ticks = ~0ull;  // when it was mapped
@@ -58,13 +58,13 @@ class RecordSource {
 };
 
 struct Recording {
-  std::string path;             // of the trace file
-  std::string command;          // what was recorded
-  std::string ended;            // how the program ended, in words; "" if unknown
+  std::string path;  // of the trace file
+  std::string command;  // what was recorded
+  std::string ended;  // how the program ended, in words; "" if unknown
   double ticks_per_second = 1e9;
   uint64_t start_ticks = 0, end_ticks = 0;  // 0: unknown
-  double call_cost_ns = 0;      // measured cost of one probed call; 0: not measured
-  bool stacks = false;          // recorded with a stack per hit
+  double call_cost_ns = 0;  // measured cost of one probed call; 0: not measured
+  bool stacks = false;  // recorded with a stack per hit
   std::vector<RecordedThread> threads;
   std::vector<RecordedSite> sites;
   std::vector<RefusedFunction> refused;

@@ -61,8 +61,8 @@ inline std::string nest(const std::vector<Words>& records) {
       std::string times = call.entry_only ? " entry-only"
                                           : fmt::format("{}{} total {} self {}", kKinds[unsigned(call.kind)],
                                                         call.tail ? " tail" : "", call.duration(), call.self());
-      lines[call.context] = fmt::format("{}{} {}{}\n", std::string(2 * call.depth, ' '), call.event.entry,
-                                        call.event.site, times);
+      lines[call.context] =
+          fmt::format("{}{} {}{}\n", std::string(2 * call.depth, ' '), call.event.entry, call.event.site, times);
     }
   } visitor;
   replay(join(records), visitor);

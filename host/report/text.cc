@@ -96,8 +96,8 @@ std::string_view head(std::string_view text, size_t columns) {
 }
 std::string_view tail(std::string_view text, size_t columns) {
   size_t at = text.size();
-  while (columns-- > 0 && at > 0)
-    do --at;
+  while (columns-- > 0 && at > 0) do
+      --at;
     while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80);
   return text.substr(at);
 }
@@ -121,12 +121,6 @@ std::string format_count(uint64_t count) {
 
 std::string format_percent(double part, double whole) {
   return fmt::format("{:.1f}", whole > 0 ? 100 * part / whole : 0.0);
-}
-
-std::string printable(std::string_view raw) {
-  std::string out;
-  append_printable(out, raw, false);
-  return out;
 }
 
 size_t display_width(std::string_view text) {
@@ -154,7 +148,8 @@ std::string json_string(std::string_view raw) {
     if (c == '"' || c == '\\') out += '\\', out += c;
     else if (c == '\n') out += "\\n";
     else if (c == '\t') out += "\\t";
-    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     else out += c;
   }
   return out += '"';

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "host/image/image.h"  // printable()
+
 namespace sonde::host {
 
 // Three significant digits: "0 ns", "12.3 us", "1.23 ms", "45.0 s".
@@ -15,9 +17,6 @@ std::string format_count(uint64_t count);
 // "12.3" of whole, without sign; "0.0" if whole is 0.
 std::string format_percent(double part, double whole);
 
-// A name for a line of text: control characters and bytes that are no UTF-8 as \n \t \xNN, backslash as \\, so that it
-// can be told what the bytes were.
-std::string printable(std::string_view raw);
 // Columns that valid UTF-8 text takes (one per code point).
 size_t display_width(std::string_view text);
 // At most `width` columns: parameter lists become (...), then template arguments <...>, then the middle is cut with

@@ -1,0 +1,116 @@
+#include "host/report/footer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/walk/reason.h"
+#include "host/report/text.h"
+
+namespace sonde::host {
+
+namespace {
+
+// Cost of one probed call where the trace does not say: the median of `./dev bench` on the machine of docs/measurements.md.
+constexpr double kDefaultCallCostNs = 30;
+
+struct Footer {
+  uint64_t events = 0, in_flight = 0, waits = 0, waited_ticks = 0;
+  std::map<std::string, uint64_t> lost, refused, not_hooked;
+  double cost_ns = 0;
+  std::vector<std::pair<double, std::string>> costliest;  // ns
+};
+
+Footer gather(const Recording& recording, const Survey& survey) {
+  Footer f;
+  f.events = survey.calls + survey.entries + survey.stacks;
+  f.in_flight = survey.kinds[static_cast<size_t>(ExitKind::unfinished)];
+  for (const RecordedThread& t : recording.threads) {
+    f.waits += t.waits;
+    f.waited_ticks += t.waited_ticks;
+    for (unsigned c = 0; c < kLossCauses; c++)
+      if (t.lost[c]) f.lost[describe(static_cast<LossCause>(c))] += t.lost[c];
+  }
+  if (recording.lost_no_thread_state) f.lost["no state left for the thread"] += recording.lost_no_thread_state;
+  for (const RefusedFunction& r : recording.refused) f.refused[r.reason.substr(0, r.reason.find(" (at"))]++;
+  for (const RecordedSite& s : recording.sites)
+    if (!s.no_hijack.empty() && !s.method.empty()) f.not_hooked[s.no_hijack]++;
+  double each = recording.call_cost_ns > 0 ? recording.call_cost_ns : kDefaultCallCostNs;
+  for (size_t s = 0; s < survey.sites.size() && s < recording.sites.size(); s++) {
+    uint64_t hits = survey.sites[s].calls + survey.sites[s].entries;
+    if (hits) f.costliest.emplace_back(static_cast<double>(hits) * each, recording.sites[s].name);
+    f.cost_ns += static_cast<double>(hits) * each;
+  }
+  std::sort(f.costliest.rbegin(), f.costliest.rend());
+  if (f.costliest.size() > 5) f.costliest.resize(5);
+  return f;
+}
+
+// "3 a, 1 b" or "none".
+std::string list(const std::map<std::string, uint64_t>& counts) {
+  std::string text;
+  for (const auto& [what, n] : counts) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", format_count(n), what);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+std::string footer_text(const Recording& recording, const Survey& survey) {
+  Footer f = gather(recording, survey);
+  std::string text = fmt::format("\n{} events of {} threads", format_count(f.events), recording.threads.size());
+  if (!recording.ended.empty()) text += fmt::format("; the program ended with {}", recording.ended);
+  text += fmt::format("\nlost: {}; waited for room in a ring: {} ({} times)\n", list(f.lost),
+                      format_time(recording.nanoseconds(f.waited_ticks)), format_count(f.waits));
+  if (f.in_flight) text += fmt::format("calls still running at the end: {}\n", format_count(f.in_flight));
+  if (survey.stacks) {
+    text +=
+        fmt::format("unreliable stacks: {} % of {}",
+                    format_percent(static_cast<double>(survey.unreliable_stacks), static_cast<double>(survey.stacks)),
+                    format_count(survey.stacks));
+    for (unsigned r = 0; r < kReasons; r++)
+      if (survey.unreliable_by[r])
+        text += fmt::format("; {} {}", format_count(survey.unreliable_by[r]), describe(static_cast<Reason>(r)));
+    text += "\n";
+  }
+  text += fmt::format("functions refused: {}\n", list(f.refused));
+  if (!f.not_hooked.empty()) text += fmt::format("returns not hooked: {}\n", list(f.not_hooked));
+  text += fmt::format("the probes' own cost: about {} ({} a call{})", format_time(f.cost_ns),
+                      format_time(recording.call_cost_ns > 0 ? recording.call_cost_ns : kDefaultCallCostNs),
+                      recording.call_cost_ns > 0 ? "" : ", not measured here");
+  for (size_t i = 0; i < f.costliest.size(); i++)
+    text += fmt::format("{} {} {}", i ? "," : "; most for", shorten(printable(f.costliest[i].second), 40),
+                        format_time(f.costliest[i].first));
+  text += "\n";
+  for (const std::string& note : recording.notes) text += "note: " + printable(note) + "\n";
+  return text;
+}
+
+std::string footer_json(const Recording& recording, const Survey& survey) {
+  Footer f = gather(recording, survey);
+  nlohmann::json j = {{"events", f.events},
+                      {"calls", survey.calls},
+                      {"threads", recording.threads.size()},
+                      {"command", recording.command},
+                      {"ended", recording.ended},
+                      {"in_flight", f.in_flight},
+                      {"lost", f.lost},
+                      {"waits", f.waits},
+                      {"waited_ns", recording.nanoseconds(f.waited_ticks)},
+                      {"stacks", survey.stacks},
+                      {"unreliable_stacks", survey.unreliable_stacks},
+                      {"refused", f.refused},
+                      {"not_hooked", f.not_hooked},
+                      {"armed", std::count_if(recording.sites.begin(), recording.sites.end(),
+                                              [](auto& s) { return !s.method.empty(); })},
+                      {"cost_ns", f.cost_ns},
+                      {"notes", recording.notes}};
+  nlohmann::json list = nlohmann::json::array();
+  for (const RefusedFunction& r : recording.refused)
+    list.push_back({{"name", r.name}, {"module", r.module}, {"reason", r.reason}});
+  j["refused_functions"] = list;
+  return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace sonde::host

@@ -1,0 +1,83 @@
+#include "host/report/open.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "host/image/image.h"
+#include "host/trace/file.h"
+
+namespace sonde::host {
+
+namespace {
+
+class TraceSource : public RecordSource {
+ public:
+  explicit TraceSource(TraceReader reader) : reader_(std::move(reader)) {}
+  Result<void> each(const RecordSink& sink) override { return reader_.each(sink); }
+  const TraceMeta& meta() const { return reader_.meta(); }
+
+ private:
+  TraceReader reader_;
+};
+
+std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+std::string describe_end(int wait_status) {
+  if (wait_status < 0) return "";
+  if (WIFSIGNALED(wait_status))
+    return fmt::format("killed by signal {} ({})", WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)));
+  return fmt::format("exit status {}", WEXITSTATUS(wait_status));
+}
+
+// A site of an image that the file does not have (a damaged trace) keeps its address as its name.
+void add_site(Recording& recording, const TraceMeta& meta, uint32_t number) {
+  const TraceSite& site = meta.sites[number];
+  RecordedSite out;
+  out.address = site.address;
+  uint64_t bias = 0;
+  if (site.image < meta.images.size()) {
+    out.module = base_name(meta.images[site.image].path);
+    bias = meta.images[site.image].bias;
+  }
+  out.name = site.name.empty() ? fmt::format("{}+{:#x}", out.module.empty() ? "?" : out.module, site.address - bias)
+                               : demangle(site.name);
+  out.method = site.method;
+  out.no_hijack = site.no_hijack;
+  if (auto lost = meta.site_lost.find(number); lost != meta.site_lost.end()) out.lost = lost->second;
+  if (site.method.empty() && !site.internal) recording.refused.push_back({out.name, out.module, site.refusal});
+  recording.sites.push_back(std::move(out));
+}
+
+}  // namespace
+
+Result<Recording> open_recording(const std::string& path) {
+  auto source = std::make_shared<TraceSource>(SONDE_TRY(TraceReader::open(path)));
+  const TraceMeta& meta = source->meta();
+  Recording recording;
+  recording.path = path;
+  recording.command = fmt::format("{}", fmt::join(meta.command, " "));
+  recording.ended = describe_end(meta.wait_status);
+  recording.start_ticks = meta.start.ticks;
+  recording.end_ticks = meta.end.ticks;
+  recording.stacks = meta.stacks;
+  recording.notes = meta.notes;
+  recording.lost_no_thread_state = meta.lost_no_thread_state;
+  if (meta.end.ticks > meta.start.ticks)
+    recording.ticks_per_second = TickClock(meta.start, meta.end).ticks_per_ns() * 1e9;
+  else recording.notes.push_back("without the end of the recording, times are in ticks of the processor, shown as ns");
+  for (const TraceThread& t : meta.threads)
+    recording.threads.push_back({t.pid, t.tid, t.name, t.calls, t.waits, t.waited_ticks, t.lost});
+  for (const TraceImage& i : meta.images)
+    recording.images.push_back({i.path, i.build_id, {Addr(i.begin), Addr(i.end)}, i.bias, i.from_ticks, i.to_ticks});
+  for (uint32_t s = 0; s < meta.sites.size(); s++) add_site(recording, meta, s);
+  if (meta.longest_pause_ns > 0)
+    recording.notes.push_back(
+        fmt::format("the program stood still for at most {:.2f} ms while libraries it loaded were armed",
+                    static_cast<double>(meta.longest_pause_ns) / 1e6));
+  recording.records = source;
+  return recording;
+}
+
+}  // namespace sonde::host
