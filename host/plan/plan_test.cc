@@ -1,0 +1,108 @@
+// Plans for real programs and libraries of the machine: nearly every function can be patched without traps, and fast.
+#include "host/plan/plan.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <numeric>
+
+using namespace sonde;
+using namespace sonde::host;
+
+namespace {
+
+LoadedImage load(const std::string& path, uint64_t bias) {
+  auto image = Image::open(path);
+  REQUIRE_MESSAGE(image, path);
+  LoadedImage loaded{*image, (*image)->type() == 2 ? 0 : bias, {}};
+  auto segments = (*image)->segments();
+  loaded.range = {loaded.to_target(segments.front().range.begin), loaded.to_target(segments.back().range.end)};
+  return loaded;
+}
+
+PlanRequest request_all(const LoadedImage& loaded, size_t limit = ~size_t{0}) {
+  PlanRequest request{.image = &loaded, .functions = {}, .first_site = 0, .entry_trampoline = Addr(0x7ffff7ff0000),
+                      .used = {{Addr(0x7ffff7f00000), Addr(0x7ffff7fff000)}}, .allow_traps = false, .force_traps = false};
+  request.functions.resize(std::min(limit, loaded.image->functions().size()));
+  std::iota(request.functions.begin(), request.functions.end(), 0u);
+  return request;
+}
+
+struct Summary {
+  std::map<std::string, size_t> counts;
+  size_t asked = 0, patched = 0;
+};
+
+Summary summarize(const LoadedImage& loaded, const ImagePlan& plan) {
+  Summary s;
+  for (auto& site : plan.sites) {
+    // Split-off parts are entered by jumps; they are not functions.
+    if (site.refusal == Refusal::cold_part) {
+      s.counts["cold part"]++;
+      continue;
+    }
+    s.asked++;
+    bool refused = site.method == Method::refused;
+    s.patched += !refused;
+    s.counts[refused ? fmt::format("refused: {}", describe(site.refusal)) : describe(site.method)]++;
+    if (site.no_hijack != NoHijack::none) s.counts[fmt::format("entry only: {}", describe(site.no_hijack))]++;
+    if (refused && getenv("SONDE_TEST_VERBOSE"))
+      fmt::print("  {} {:#x}: {} at {}\n", display_name(*loaded.image, loaded.image->functions()[site.function]),
+                 site.entry.value, describe(site.refusal), site.refusal_offset);
+  }
+  return s;
+}
+
+void print(const std::string& path, const Summary& s, double seconds) {
+  fmt::print("{}: {} of {} ({:.1f} %), {:.2f} s\n", path, s.patched, s.asked,
+             100.0 * static_cast<double>(s.patched) / static_cast<double>(s.asked), seconds);
+  for (auto& [what, n] : s.counts) fmt::print("  {:6} {}\n", n, what);
+}
+
+void check_consistent(const ImagePlan& plan) {
+  std::map<uint64_t, uint64_t> patched;
+  for (auto& site : plan.sites) {
+    if (site.method == Method::refused) continue;
+    REQUIRE(site.original.size() == site.bytes.size());
+    for (auto [at, size] : {std::pair(site.patch, site.bytes.size()), std::pair(site.island, site.island_bytes.size())}) {
+      if (size == 0) continue;
+      auto next = patched.lower_bound(at.value);
+      if (next != patched.end()) REQUIRE(next->first >= at.value + size);
+      if (next != patched.begin()) REQUIRE(std::prev(next)->second <= at.value);
+      patched[at.value] = at.value + size;
+    }
+    AddrRange whole{site.detour - 8, site.detour - 8 + static_cast<int64_t>(site.detour_bytes.size())};
+    bool mapped = false;
+    for (auto& arena : plan.arenas) mapped |= arena.begin <= whole.begin && whole.end <= arena.end;
+    REQUIRE(mapped);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("nearly all functions of real files are patched without traps") {
+  const char* files[] = {"/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/bin/python3",
+                         "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib/gcc/x86_64-linux-gnu/12/cc1",
+                         "/lib64/ld-linux-x86-64.so.2", "/usr/bin/env"};
+  for (std::string path : files) {
+    if (!std::filesystem::exists(path)) {
+      MESSAGE("not installed, not planned: " << path);
+      continue;
+    }
+    CAPTURE(path);
+    LoadedImage loaded = load(path, 0x7ffff7000000);
+    PlanRequest request = request_all(loaded);
+    auto start = std::chrono::steady_clock::now();
+    auto plan = plan_image(request);
+    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    REQUIRE(plan);
+    check_consistent(*plan);
+    Summary s = summarize(loaded, *plan);
+    print(path, s, seconds);
+    CHECK(s.patched * 100 >= s.asked * 95);
+  }
+}
