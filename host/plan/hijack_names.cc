@@ -23,8 +23,7 @@ constexpr Named kNamed[] = {
     {"___dlmopen", kReads}, {"dlsym", kReads}, {"__dlsym", kReads}, {"___dlsym", kReads}, {"dlvsym", kReads},
     {"__dlvsym", kReads}, {"___dlvsym", kReads}, {"dl_iterate_phdr", kReads}, {"__dl_iterate_phdr", kReads},
     {"__libc_dlopen_mode", kReads}, {"__libc_dlsym", kReads}, {"__libc_dlvsym", kReads}, {"_dl_open", kReads},
-    {"_dl_sym", kReads}, {"_dl_vsym", kReads}, {"_dl_addr", kReads}, {"dladdr", kReads}, {"dladdr1", kReads},
-    {"dlinfo", kReads}, {"_dl_find_object", kReads}, {"_dl_mcount", kReads}, {"_dl_mcount_wrapper", kReads},
+    {"_dl_sym", kReads}, {"_dl_vsym", kReads}, {"_dl_mcount", kReads}, {"_dl_mcount_wrapper", kReads},
     // Profilers' and coverage hooks.
     {"mcount", kReads}, {"_mcount", kReads}, {"__fentry__", kReads}, {"__cyg_profile_func_enter", kReads},
     {"__cyg_profile_func_exit", kReads}, {"__return_address", kReads},

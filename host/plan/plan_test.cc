@@ -49,10 +49,13 @@ Summary summarize(const LoadedImage& loaded, const ImagePlan& plan) {
     bool refused = site.method == Method::refused;
     s.patched += !refused;
     s.counts[refused ? fmt::format("refused: {}", describe(site.refusal)) : describe(site.method)]++;
+    if (site.no_hijack != NoHijack::none && getenv("SONDE_TEST_VERBOSE"))
+      fmt::print("  {} {:#x}: {}\n", display_name(*loaded.image, loaded.image->functions()[site.function]),
+                 loaded.to_image(site.entry).value, describe(site.no_hijack));
     if (site.no_hijack != NoHijack::none) s.counts[fmt::format("entry only: {}", describe(site.no_hijack))]++;
     if (refused && getenv("SONDE_TEST_VERBOSE"))
       fmt::print("  {} {:#x}: {} at {}\n", display_name(*loaded.image, loaded.image->functions()[site.function]),
-                 site.entry.value, describe(site.refusal), site.refusal_offset);
+                 loaded.to_image(site.entry).value, describe(site.refusal), site.refusal_offset);
   }
   return s;
 }
