@@ -122,7 +122,7 @@ class Recording {
     require(launched.tracee.detach());
     // From here on the program runs, and nothing below may stop it.
 
-    Service service(*target_, session_->header(), selector);
+    Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
     int wait_status = attend(service);
     finish(service, wait_status);
     if (wait_status >= 0) pass_on(wait_status);
@@ -191,9 +191,40 @@ class Recording {
     }
   }
 
+  // Calls that have begun and not ended in a process that stands still, or will not be watched any longer.
+  void take_in_flight(pid_t pid) {
+    recorder_->poll();
+    auto calls = target_->in_flight(pid);
+    if (!calls) {
+      meta_.notes.push_back(calls.error().message);
+      return;
+    }
+    uint64_t now = sample_clock().ticks;
+    for (const InFlight& call : *calls) {
+      uint64_t record[] = {
+          record_word(RecordType::call, static_cast<uint8_t>(call.kind), call.site, slot_key(call.slot)),
+          call.entry_ticks, now};
+      recorder_->append(static_cast<uint32_t>(pid), call.tid, record);
+    }
+  }
+
+  // What ended unseen (a fatal signal, exec): how many calls were in flight is known, not which.
+  void note_unseen() {
+    uint64_t unseen = 0;
+    for (const TraceThread& t : meta_.threads)
+      if (uint64_t known = t.records + t.lost_calls; t.calls > known) unseen += t.calls - known;
+    if (unseen)
+      meta_.notes.push_back(
+          fmt::format("{} calls were in flight when their process ended (killed, or became another "
+                      "program): they are counted here only",
+                      unseen));
+  }
+
   void finish(Service& service, int wait_status) {
     session_->set_state(SessionState::stopped);
+    if (wait_status < 0) take_in_flight(target_->pid());
     recorder_->finish(meta_);
+    note_unseen();
     meta_.end = sample_clock();
     meta_.wait_status = wait_status;
     meta_.longest_pause_ns = service.longest_pause_ns();

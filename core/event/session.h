@@ -52,6 +52,7 @@ struct SessionHeader {
   alignas(64) uint32_t requested;  // a thread of the target asks (libraries changed) and waits until answered >= it
   uint32_t rings_taken;            // high-water mark of rings ever taken
   uint64_t lost_no_thread_state;   // hits of threads for which no thread state was left
+  uint32_t exiting_pid;            // a process of the target that is about to end and waits for the host to look at it
   char check_reason[160];          // why the agent stopped by itself (SONDE_CHECK); "" if it did not
 };
 static_assert(sizeof(SessionHeader) <= kPage);
@@ -60,7 +61,8 @@ enum SiteFlags : uint32_t {
   kSiteEnabled = 1,   // soft enable
   kSiteHijack = 2,    // hook the return
   kSiteStack = 4,     // a stack record for each hit
-  kSiteInternal = 8,  // the engine's own probe on the loader's debug hook: no record, see core/probe/loader_event.h
+  kSiteLoader = 8,    // the loader's debug hook, kSiteExit: the process ends; see core/probe/host_event.h. Without
+  kSiteExit = 16,     // kSiteHijack such a hit leaves no record.
 };
 
 struct Site {

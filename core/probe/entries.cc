@@ -16,13 +16,13 @@ namespace sonde {
 
 extern "C" {
 __attribute__((used)) ReturnEntry sonde_entries[kTrampolines];
-Activation sonde_activations[kTrampolines];
+__attribute__((used)) Activation sonde_activations[kTrampolines];
+uint32_t sonde_fresh_entries;  // entries [sonde_fresh_entries, kTrampolines) have never been taken
 }
 
 namespace {
 
 uint64_t common_entries;  // as ThreadState::free_entries, shared by all threads
-uint32_t fresh_entries;   // entries [fresh_entries, kTrampolines) have never been taken
 
 uint32_t pop_common() {
   uint64_t head = __atomic_load_n(&common_entries, __ATOMIC_ACQUIRE);
@@ -36,10 +36,10 @@ uint32_t pop_common() {
 }
 
 uint32_t take_fresh() {
-  if (__atomic_load_n(&fresh_entries, __ATOMIC_RELAXED) >= kTrampolines) return kNoEntry;
-  uint32_t index = __atomic_fetch_add(&fresh_entries, 1, __ATOMIC_RELAXED);
+  if (__atomic_load_n(&sonde_fresh_entries, __ATOMIC_RELAXED) >= kTrampolines) return kNoEntry;
+  uint32_t index = __atomic_fetch_add(&sonde_fresh_entries, 1, __ATOMIC_RELAXED);
   if (index < kTrampolines) return index;
-  __atomic_store_n(&fresh_entries, kTrampolines, __ATOMIC_RELAXED);
+  __atomic_store_n(&sonde_fresh_entries, kTrampolines, __ATOMIC_RELAXED);
   return kNoEntry;
 }
 

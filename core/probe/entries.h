@@ -37,6 +37,7 @@ static_assert(sizeof(Activation) == 40);
 extern "C" {
 extern ReturnEntry sonde_entries[kTrampolines] __attribute__((visibility("hidden")));
 extern Activation sonde_activations[kTrampolines] __attribute__((visibility("hidden")));
+extern uint32_t sonde_fresh_entries __attribute__((visibility("hidden")));
 extern const char sonde_trampolines[] __attribute__((visibility("hidden")));
 extern const char sonde_landing_pad __attribute__((visibility("hidden")));
 }

@@ -2,7 +2,7 @@
 
 #include "core/native/thread_pointer.h"
 #include "core/native/ticks.h"
-#include "core/probe/loader_event.h"
+#include "core/probe/host_event.h"
 #include "core/probe/personality.h"
 
 namespace sonde {
@@ -38,9 +38,9 @@ bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index,
   }
   if (thread && is_recording(session)) {
     if (__builtin_expect(thread->ring != nullptr, 1))
-      ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks, now);
-    else
-      count_loss(session, nullptr, activation.site, LossCause::no_ring);
+      ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks,
+                      now);
+    else count_loss(session, nullptr, activation.site, LossCause::no_ring);
   }
   entry_give(thread, index);
   return true;
@@ -110,8 +110,12 @@ void hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t
 void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint64_t own_sp) {
   uint32_t flags = __atomic_load_n(&session_sites(session)[site_number].flags, __ATOMIC_RELAXED);
   if (!(flags & kSiteEnabled)) return;
-  if (__builtin_expect(flags & kSiteInternal, 0)) return loader_event(session);
   ThreadState* thread = this_thread(session);
+  if (__builtin_expect(flags & (kSiteLoader | kSiteExit), 0)) {
+    if (flags & kSiteLoader) loader_event(session);
+    if (flags & kSiteExit && thread) exit_event(session, thread->pid);
+    if (!(flags & kSiteHijack)) return;
+  }
   if (__builtin_expect(!thread, 0)) {
     __atomic_fetch_add(&session->lost_no_thread_state, 1, __ATOMIC_RELAXED);
     return;
@@ -120,10 +124,8 @@ void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint
   Guard guard(session, thread, own_sp);
   if (__builtin_expect(guard.level() == kMaxContextLevels, 0))
     return count_loss(session, thread->ring, site_number, LossCause::nesting);
-  if (flags & kSiteHijack)
-    hijack(session, thread, site_number, slot, guard.level() == 0);
-  else
-    ring_write_entry(session, thread->ring, site_number, reinterpret_cast<uint64_t>(slot), ticks());
+  if (flags & kSiteHijack) hijack(session, thread, site_number, slot, guard.level() == 0);
+  else ring_write_entry(session, thread->ring, site_number, reinterpret_cast<uint64_t>(slot), ticks());
 }
 
 extern "C" {
@@ -144,7 +146,8 @@ void sonde_on_return(uint64_t* slot) {
     return end_chain(session, nullptr, index, ExitKind::returned, now);
   }
   Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
-  __atomic_store_n(slot, sonde_entries[index].real, __ATOMIC_RELAXED);  // first the slot holds the truth, then the entry may go
+  __atomic_store_n(slot, sonde_entries[index].real,
+                   __ATOMIC_RELAXED);  // first the slot holds the truth, then the entry may go
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   end_chain(session, thread, index, ExitKind::returned, now);
 }

@@ -37,10 +37,9 @@ Result<AgentFile> find_agent() {
   struct {
     const char* name;
     ImageAddr* address;
-  } wanted[] = {{"sonde_agent_control", &agent.control},
-                {"sonde_entry", &agent.entry},
-                {"sonde_trampolines", &agent.trampolines},
-                {"sonde_entries", &agent.entries}};
+  } wanted[] = {{"sonde_agent_control", &agent.control},   {"sonde_entry", &agent.entry},
+                {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries},
+                {"sonde_activations", &agent.activations}, {"sonde_fresh_entries", &agent.fresh_entries}};
   for (auto& [name, address] : wanted) {
     auto found = agent.image->symbol(name);
     if (!found)

@@ -16,7 +16,8 @@ constexpr uint64_t kMaxArena = uint64_t{1} << 40;
 template <class T>
 Result<std::vector<T>> read_items(TargetMemory& memory, Addr arena, uint64_t offset, uint32_t count, const char* what) {
   std::vector<T> items(count);
-  if (count && !memory.read(arena + static_cast<int64_t>(offset), {reinterpret_cast<uint8_t*>(items.data()), count * sizeof(T)}))
+  if (count &&
+      !memory.read(arena + static_cast<int64_t>(offset), {reinterpret_cast<uint8_t*>(items.data()), count * sizeof(T)}))
     return fail(fmt::format("sonde's agent: its list of {} cannot be read at {:#x}", what, arena.value + offset));
   return items;
 }
@@ -37,27 +38,30 @@ std::optional<AgentView> view_agent(const LoadedImage& loaded) {
     auto found = image.symbol(name);
     auto hit = found ? image.find(*found) : std::nullopt;
     if (hit && hit->offset == 0)
-      view.specials.push_back({{loaded.to_target(hit->function->range.begin), loaded.to_target(hit->function->range.end)}, kind});
+      view.specials.push_back(
+          {{loaded.to_target(hit->function->range.begin), loaded.to_target(hit->function->range.end)}, kind});
   };
   add("sonde_entry", SpecialKind::entry_trampoline);
   add("sonde_trap", SpecialKind::trap_handler);
   add("sonde_return_common", SpecialKind::return_common);
-  view.specials.push_back(
-      {{view.trampolines, view.trampolines + int64_t{kTrampolines} * kTrampolineStride}, SpecialKind::return_trampoline});
+  view.specials.push_back({{view.trampolines, view.trampolines + int64_t{kTrampolines} * kTrampolineStride},
+                           SpecialKind::return_trampoline});
   return view;
 }
 
 Addr published_arena(const AgentView& agent, TargetMemory& memory) {
   uint64_t tables;
   uint32_t version;
-  if (!memory.read_as(agent.control + offsetof(AgentControl, version), &version) || version != kAgentVersion) return Addr();
+  if (!memory.read_as(agent.control + offsetof(AgentControl, version), &version) || version != kAgentVersion)
+    return Addr();
   if (!memory.read_as(agent.control + offsetof(AgentControl, tables), &tables)) return Addr();
   return Addr(tables);
 }
 
 Result<std::vector<ArenaDetour>> published_detours(Addr at, TargetMemory& memory) {
   TableArena arena;
-  if (!memory.read_as(at, &arena)) return fail(fmt::format("sonde's agent: its tables at {:#x} cannot be read", at.value));
+  if (!memory.read_as(at, &arena))
+    return fail(fmt::format("sonde's agent: its tables at {:#x} cannot be read", at.value));
   if (arena.size > kMaxArena || arena.detours_offset > arena.size || arena.steps_offset > arena.size ||
       arena.detour_count > kMaxDetours || arena.step_count > kMaxSteps)
     return fail(fmt::format("sonde's agent: its tables at {:#x} contradict themselves", at.value));

@@ -70,13 +70,17 @@ Result<void> CoreFile::read_headers(const std::string& path) {
   for (uint64_t i = 0; i < count; i++) {
     auto segment = struct_at<Elf64_Phdr>(bytes_, header->e_phoff + i * sizeof(Elf64_Phdr));
     if (!segment) return fail(fmt::format("{}: ends within its program headers", path));
-    uint64_t there = segment->p_offset < bytes_.size() ? std::min(segment->p_filesz, bytes_.size() - segment->p_offset) : 0;
+    uint64_t there =
+        segment->p_offset < bytes_.size() ? std::min(segment->p_filesz, bytes_.size() - segment->p_offset) : 0;
     if (segment->p_type == PT_NOTE) {
       auto done = read_notes(bytes_.subspan(there ? segment->p_offset : 0, there));
       if (!done) return fail(fmt::format("{}: {}", path, done.error().message));
     } else if (segment->p_type == PT_LOAD && segment->p_vaddr + segment->p_memsz > segment->p_vaddr) {
-      segments_.push_back({{Addr(segment->p_vaddr), Addr(segment->p_vaddr + segment->p_memsz)}, segment->p_offset,
-                           std::min(there, segment->p_memsz), (segment->p_flags & PF_W) != 0, (segment->p_flags & PF_X) != 0});
+      segments_.push_back({{Addr(segment->p_vaddr), Addr(segment->p_vaddr + segment->p_memsz)},
+                           segment->p_offset,
+                           std::min(there, segment->p_memsz),
+                           (segment->p_flags & PF_W) != 0,
+                           (segment->p_flags & PF_X) != 0});
     }
   }
   std::ranges::sort(segments_, {}, [](const CoreSegment& s) { return s.range.begin; });
@@ -199,7 +203,8 @@ bool CoreFile::is_image(const std::string& name, const std::string& path) const 
     const CoreSegment* found = segment(file.range.begin);
     if (found && found->executable) return true;
     auto head = std::span(reinterpret_cast<uint8_t*>(magic), sizeof magic);
-    if (file.offset == 0 && read_some(file.range.begin, head) == SELFMAG) return std::memcmp(magic, ELFMAG, SELFMAG) == 0;
+    if (file.offset == 0 && read_some(file.range.begin, head) == SELFMAG)
+      return std::memcmp(magic, ELFMAG, SELFMAG) == 0;
   }
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   bool elf = fd >= 0 && ::read(fd, magic, sizeof magic) == SELFMAG && std::memcmp(magic, ELFMAG, SELFMAG) == 0;
@@ -216,7 +221,8 @@ std::optional<LoadedImage> CoreFile::place(const std::string& name, std::shared_
     for (const MappedFile& file : files_)
       if (file.path == name && s.executable && !bias && file.offset >= first && file.offset < last)
         bias = file.range.begin.value - file.offset + s.offset.value - s.range.begin.value;
-    low = std::min(low, s.range.begin.value & ~(kPage - 1)), high = std::max(high, (s.range.end.value + kPage - 1) & ~(kPage - 1));
+    low = std::min(low, s.range.begin.value & ~(kPage - 1)),
+    high = std::max(high, (s.range.end.value + kPage - 1) & ~(kPage - 1));
   }
   if (!bias) return std::nullopt;
   return LoadedImage{std::move(image), *bias, {Addr(low + *bias), Addr(high + *bias)}};
@@ -235,7 +241,8 @@ std::optional<LoadedImage> CoreFile::load(const std::string& name, const std::st
   if (read_some(loaded->to_target(id->addr), in_core) < in_core.size())
     problems->push_back(fmt::format("{}: the core does not hold its build id; taken to be the right file", path));
   else if (!std::ranges::equal(in_core, in_file))
-    return problems->push_back(fmt::format("{}: not the file that the process had mapped: its build id differs", path)), std::nullopt;
+    return problems->push_back(fmt::format("{}: not the file that the process had mapped: its build id differs", path)),
+           std::nullopt;
   return loaded;
 }
 

@@ -57,7 +57,8 @@ class CoreFile : public TargetMemory {
   // `name`: of a mapped file as the core has it; `path`: where it is now.
   bool is_image(const std::string& name, const std::string& path) const;
   std::optional<LoadedImage> place(const std::string& name, std::shared_ptr<const Image> image) const;
-  std::optional<LoadedImage> load(const std::string& name, const std::string& path, std::vector<std::string>* problems) const;
+  std::optional<LoadedImage> load(const std::string& name, const std::string& path,
+                                  std::vector<std::string>* problems) const;
   std::optional<LoadedImage> load_vdso() const;
 
   std::span<const uint8_t> bytes_;  // the file, mapped
@@ -66,7 +67,7 @@ class CoreFile : public TargetMemory {
   std::string program_;
   std::vector<StoppedThread> threads_;
   std::vector<CoreSegment> segments_;  // sorted
-  std::vector<MappedFile> files_;      // sorted
+  std::vector<MappedFile> files_;  // sorted
   Addr entry_, vdso_;
   std::vector<LoadedImage> images_;
 };

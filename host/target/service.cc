@@ -20,6 +20,12 @@ Result<void> stop_and_update(Target& target, const Selector& select) {
 Result<bool> Service::poll() {
   uint32_t requested = __atomic_load_n(&session_->requested, __ATOMIC_ACQUIRE);
   if (requested == __atomic_load_n(&session_->answered, __ATOMIC_RELAXED)) return false;
+  if (uint32_t pid = __atomic_load_n(&session_->exiting_pid, __ATOMIC_ACQUIRE)) {
+    on_exit_(static_cast<pid_t>(pid));
+    __atomic_store_n(&session_->exiting_pid, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&session_->answered, requested, __ATOMIC_RELEASE);
+    return false;
+  }
   auto begin = std::chrono::steady_clock::now();
   auto done = stop_and_update(target_, select_);
   auto took = std::chrono::steady_clock::now() - begin;

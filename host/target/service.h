@@ -1,4 +1,5 @@
-// Carries out what threads of the target ask for while they wait: libraries changed, so plan and arm the new ones. Stops
+// Carries out what threads of the target ask for while they wait: libraries changed, so plan and arm
+// the new ones; the process ends, so see which calls are in flight. Stops
 // the process for just that long, without being its tracer before or after.
 #pragma once
 
@@ -8,8 +9,10 @@ namespace sonde::host {
 
 class Service {
  public:
-  Service(Target& target, SessionHeader* session, Selector select)
-      : target_(target), session_(session), select_(std::move(select)) {}
+  using OnExit = std::function<void(pid_t pid)>;
+  // on_exit: a process of the target is about to end and waits.
+  Service(Target& target, SessionHeader* session, Selector select, OnExit on_exit)
+      : target_(target), session_(session), select_(std::move(select)), on_exit_(std::move(on_exit)) {}
 
   // Looks for a request and carries it out. True if there was one. An error leaves the new images unprobed and the
   // waiting thread released; the target goes on.
@@ -22,6 +25,7 @@ class Service {
   Target& target_;
   SessionHeader* session_;
   Selector select_;
+  OnExit on_exit_;
   int64_t longest_pause_ns_ = 0;
 };
 

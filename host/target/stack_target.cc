@@ -34,7 +34,8 @@ bool same_code(const std::vector<Mapping>& a, const std::vector<Mapping>& b) {
 // Copies whole stacks, and the return entries and interrupted stacks that the copied words lead to.
 class StackCopier {
  public:
-  StackCopier(SnapshotMemory& snapshot, const ProcessMemory& process, const TableArena& arena, std::span<const Addr> signal_returns)
+  StackCopier(SnapshotMemory& snapshot, const ProcessMemory& process, const TableArena& arena,
+              std::span<const Addr> signal_returns)
       : snapshot_(snapshot), process_(process), arena_(arena), signal_returns_(signal_returns) {}
 
   void copy(const RegSet<X86_64>& regs) {
@@ -106,7 +107,8 @@ Result<void> StackTarget::describe(TargetMemory& memory) {
   }
   for (const LoadedImage& loaded : images_) {
     auto table = load_table(*loaded.image);
-    if (!table) problems_.push_back(fmt::format("{}: no unwind table: {}", loaded.image->path(), table.error().message));
+    if (!table)
+      problems_.push_back(fmt::format("{}: no unwind table: {}", loaded.image->path(), table.error().message));
     input.images.push_back({loaded, table ? *table : nullptr});
     std::optional<Table> view;
     if (table) view = (*table)->table();

@@ -107,7 +107,8 @@ for thread in gdb.selected_inferior().threads():
         frame = frame.older()
     print("STACK", thread.ptid[1] or thread.ptid[0], *pcs)
 )";
-  std::string command = "gdb -batch -nx -ex 'set debuginfod enabled off' " + target + " -x " + script.string() + " 2>/dev/null";
+  std::string command =
+      "gdb -batch -nx -ex 'set debuginfod enabled off' " + target + " -x " + script.string() + " 2>/dev/null";
   Stacks stacks;
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -135,7 +136,8 @@ void compare(StackTarget& target, const Stacks& truth) {
     ThreadStack stack = target.walk(thread, {.max_frames = 100000, .reliable_only = true});
     std::vector<uint64_t> pcs;
     for (const Frame& frame : stack.frames) pcs.push_back(frame.pc.value);
-    INFO("thread ", thread.tid, " ends with ", std::string(sonde::describe(stack.result.reason)), " after ", pcs.size(), " frames");
+    INFO("thread ", thread.tid, " ends with ", std::string(sonde::describe(stack.result.reason)), " after ", pcs.size(),
+         " frames");
     REQUIRE(truth.contains(thread.tid));
     const auto& expected = truth.at(thread.tid);
     CHECK(pcs.size() == expected.size());
@@ -144,7 +146,8 @@ void compare(StackTarget& target, const Stacks& truth) {
     CHECK(stack.result.whole());
     for (size_t i = 0; !equal && i < std::max(pcs.size(), expected.size()); i++)
       if (i >= pcs.size() || i >= expected.size() || pcs[i] != expected[i]) {
-        MESSAGE("first difference at #", i, ": ", i < pcs.size() ? pcs[i] : 0, ", gdb: ", i < expected.size() ? expected[i] : 0);
+        MESSAGE("first difference at #", i, ": ", i < pcs.size() ? pcs[i] : 0,
+                ", gdb: ", i < expected.size() ? expected[i] : 0);
         break;
       }
   }

@@ -75,28 +75,31 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     uint32_t index = static_cast<uint32_t>(images_.size());
     images_.push_back({loaded, false});
     if (loaded.bias == agent_bias_) continue;
-    SONDE_TRY_VOID(watch_loader(tracee, index));
     std::vector<uint32_t> chosen = SONDE_TRY(select(loaded, loaded.image->path() == program_));
-    if (!chosen.empty()) SONDE_TRY_VOID(arm_image(tracee, index, chosen, false));
+    auto events = SONDE_TRY(event_functions(tracee, loaded));
+    if (!chosen.empty() || !events.empty()) SONDE_TRY_VOID(arm_image(tracee, index, chosen, events));
   }
   SONDE_TRY_VOID(publish_unwinders(tracee));
   return publish_tables(tracee);
 }
 
-// The loader tells debuggers about libraries by calling an empty function; the engine's own site there tells us.
-Result<void> Target::watch_loader(Tracee& tracee, uint32_t image) {
-  const LoadedImage& loaded = images_[image].loaded;
-  auto debug = loaded.image->symbol("_r_debug");
-  auto hook = loaded.image->symbol("_dl_debug_state");
-  if (!debug || !hook) return {};
-  auto functions = loaded.image->functions();
-  for (uint32_t i = 0; i < functions.size(); i++) {
-    if (functions[i].range.begin != *hook) continue;
+// Functions whose calls the engine itself wants to know of, with the flags of their sites: the loader tells debuggers about
+// libraries by calling an empty function, and a process that ends by itself calls _exit.
+Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, const LoadedImage& loaded) {
+  std::map<uint32_t, uint32_t> found;
+  auto add = [&](std::string_view name, uint32_t flag) {
+    auto address = loaded.image->symbol(name);
+    auto functions = loaded.image->functions();
+    for (uint32_t i = 0; address && i < functions.size(); i++)
+      if (functions[i].range.begin == *address) found[i] = flag;
+  };
+  if (auto debug = loaded.image->symbol("_r_debug")) {
+    add("_dl_debug_state", kSiteLoader);
     SONDE_TRY_VOID(tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, loader_debug),
                                    loaded.to_target(*debug).value));
-    return arm_image(tracee, image, {i}, true);
   }
-  return {};
+  if (loaded.image->symbol("__libc_start_main")) add("_exit", kSiteExit);
+  return found;
 }
 
 Result<std::vector<AddrRange>> Target::used_ranges() const {
@@ -105,15 +108,20 @@ Result<std::vector<AddrRange>> Target::used_ranges() const {
   return used;
 }
 
-Result<void> Target::arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& functions, bool internal) {
+Result<void> Target::arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& chosen,
+                               const std::map<uint32_t, uint32_t>& events) {
+  std::vector<uint32_t> functions = chosen;
+  for (const auto& [function, flag] : events) functions.push_back(function);
+  std::sort(functions.begin(), functions.end());
+  functions.erase(std::unique(functions.begin(), functions.end()), functions.end());
   PlanRequest request;
   request.image = &images_[image].loaded;
   request.functions = functions;
   request.first_site = static_cast<uint32_t>(sites_.size());
   request.entry_trampoline = agent_address(agent_.entry);
   request.used = SONDE_TRY(used_ranges());
-  request.allow_traps = options_.allow_traps && !internal;
-  request.force_traps = options_.force_traps && !internal;
+  request.allow_traps = options_.allow_traps;
+  request.force_traps = options_.force_traps;
   if (request.first_site + functions.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
   ImagePlan plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());
@@ -123,7 +131,11 @@ Result<void> Target::arm_image(Tracee& tracee, uint32_t image, const std::vector
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1));
   for (const auto& [at, bytes] : plan.writes) SONDE_TRY_VOID(tracee.write(at, bytes));
   for (size_t i = 0; i < plan.sites.size(); i++) {
-    sites_.push_back({image, plan.sites[i].function, std::move(plan.sites[i]), internal, false});
+    uint32_t function = plan.sites[i].function;
+    auto event = events.find(function);
+    bool internal = !std::binary_search(chosen.begin(), chosen.end(), function);
+    sites_.push_back(
+        {image, function, std::move(plan.sites[i]), event == events.end() ? 0 : event->second, internal, false});
     SONDE_TRY_VOID(arm_site(tracee, sites_.back(), static_cast<uint32_t>(sites_.size() - 1)));
   }
   return {};
@@ -136,12 +148,12 @@ Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t n
   shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, 0};
   __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
   if (plan.method == Method::refused) return {};
-  if (site.internal) shared.flags = kSiteEnabled | kSiteInternal;
-  else {
-    shared.flags = kSiteEnabled;
-    if (plan.no_hijack == NoHijack::none) shared.flags |= kSiteHijack;
-    if (options_.stacks) shared.flags |= kSiteStack;
+  uint32_t flags = kSiteEnabled | site.event_flag;
+  if (!site.internal) {
+    if (plan.no_hijack == NoHijack::none) flags |= kSiteHijack;
+    if (options_.stacks) flags |= kSiteStack;
   }
+  shared.flags = flags;
   if (!plan.island_bytes.empty())
     SONDE_TRY_VOID(patch(tracee, site, plan.island, plan.island_original, plan.island_bytes));
   return patch(tracee, site, plan.patch, plan.original, plan.bytes);

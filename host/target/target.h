@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,8 +28,16 @@ struct TargetSite {
   uint32_t image;     // index into images()
   uint32_t function;  // index into its functions()
   SitePlan plan;
-  bool internal = false;
+  uint32_t event_flag = 0;  // kSiteLoader, kSiteExit: the engine wants to know of its hits
+  bool internal = false;    // only the engine does: no records
   bool gone = false;  // its image was unloaded
+};
+
+// An activation that has begun and not ended.
+struct InFlight {
+  uint32_t site, tid;
+  uint64_t entry_ticks, slot;
+  ExitKind kind;  // unfinished, abandoned (its slot does not lead to it any more) or thread_ended
 };
 
 // The functions of one image that shall be probed: indices into image.functions().
@@ -54,6 +63,9 @@ class Target {
   // Looks which images came or went since the last call, and plans and arms the chosen functions of the new ones.
   Result<void> update(Tracee& tracee, const Selector& select);
 
+  // Calls in flight in a process of the target (itself or a forked child), as the agent's entries there say.
+  Result<std::vector<InFlight>> in_flight(pid_t pid) const;
+
   pid_t pid() const { return pid_; }
   std::span<const TargetImage> images() const { return images_; }
   std::span<const TargetSite> sites() const { return sites_; }  // by site number, refused ones included
@@ -62,11 +74,12 @@ class Target {
 
  private:
   Result<Addr> map(Tracee& tracee, Addr at, uint64_t size, int protection, int flags, int fd);
-  Result<void> arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& functions, bool internal);
+  Result<void> arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& chosen,
+                         const std::map<uint32_t, uint32_t>& events);
   Result<void> arm_site(Tracee& tracee, const TargetSite& site, uint32_t number);
   Result<void> patch(Tracee& tracee, const TargetSite& site, Addr at, const std::vector<uint8_t>& original,
                      const std::vector<uint8_t>& bytes);
-  Result<void> watch_loader(Tracee& tracee, uint32_t image);
+  Result<std::map<uint32_t, uint32_t>> event_functions(Tracee& tracee, const LoadedImage& loaded);
   Result<void> publish_unwinders(Tracee& tracee);
   Result<void> publish_tables(Tracee& tracee);
   Result<ArenaInput> arena_input() const;

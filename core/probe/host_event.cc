@@ -1,4 +1,4 @@
-#include "core/probe/loader_event.h"
+#include "core/probe/host_event.h"
 
 #include "core/native/ticks.h"
 #include "core/probe/control.h"
@@ -18,20 +18,29 @@ bool is_answered(const SessionHeader* session, uint32_t request) {
   return static_cast<int32_t>(__atomic_load_n(&session->answered, __ATOMIC_ACQUIRE) - request) >= 0;
 }
 
-}  // namespace
-
-void loader_event(SessionHeader* session) {
-  auto* debug = reinterpret_cast<const LoaderDebug*>(sonde_agent_control.loader_debug);
-  if (!debug || __atomic_load_n(&debug->state, __ATOMIC_RELAXED) != kConsistent) return;
+void ask_host(SessionHeader* session) {
   uint32_t request = __atomic_add_fetch(&session->requested, 1, __ATOMIC_RELEASE);
   uint64_t timeout = session->heartbeat_timeout_ticks, begun = ticks();
   while (!is_answered(session, request)) {
     uint64_t now = ticks(), beat = __atomic_load_n(&session->heartbeat_ticks, __ATOMIC_RELAXED);
     if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording)) return;
     if (static_cast<int64_t>(now - beat) > static_cast<int64_t>(timeout)) return;
-    if (now - begun > kLoaderWaitBeats * timeout) return;
+    if (now - begun > kHostWaitBeats * timeout) return;
     pause_hint();
   }
+}
+
+}  // namespace
+
+void loader_event(SessionHeader* session) {
+  auto* debug = reinterpret_cast<const LoaderDebug*>(sonde_agent_control.loader_debug);
+  if (debug && __atomic_load_n(&debug->state, __ATOMIC_RELAXED) == kConsistent) ask_host(session);
+}
+
+void exit_event(SessionHeader* session, uint32_t pid) {
+  uint32_t nobody = 0;  // another process that ends just now is looked at first; this one's calls stay counted only
+  if (__atomic_compare_exchange_n(&session->exiting_pid, &nobody, pid, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+    ask_host(session);
 }
 
 }  // namespace sonde

@@ -1,0 +1,60 @@
+// Calls in flight: read from the agent's entries in the target's memory, without stopping it.
+#include <fmt/format.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "core/probe/entries.h"
+#include "host/target/target.h"
+
+namespace sonde::host {
+
+namespace {
+
+template <class T>
+Result<std::vector<T>> read_array(pid_t pid, Addr at, size_t count) {
+  std::vector<T> values(count);
+  iovec here{values.data(), count * sizeof(T)}, there{reinterpret_cast<void*>(at.value), count * sizeof(T)};
+  if (count && process_vm_readv(pid, &here, 1, &there, 1, 0) != static_cast<ssize_t>(here.iov_len))
+    return fail_errno(fmt::format("read the calls in flight of process {}", pid));
+  return values;
+}
+
+}  // namespace
+
+Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
+  auto fresh = SONDE_TRY(read_array<uint32_t>(pid, agent_address(agent_.fresh_entries), 1));
+  size_t count = std::min<size_t>(fresh[0], kTrampolines);
+  auto entries = SONDE_TRY(read_array<ReturnEntry>(pid, agent_address(agent_.entries), count));
+  auto activations = SONDE_TRY(read_array<Activation>(pid, agent_address(agent_.activations), count));
+  uint64_t trampolines = agent_address(agent_.trampolines).value;
+
+  // Which entries a live slot leads to: its trampoline's, and by links those that left the slot to it by tail calls.
+  std::vector<bool> alive(count);
+  for (size_t i = 0; i < count; i++) {
+    if (activations[i].state != EntryState::in_use) continue;
+    auto slot = read_array<uint64_t>(pid, Addr(entries[i].slot), 1);
+    if (!slot || (*slot)[0] != trampolines + i * kTrampolineStride) continue;
+    size_t at = i;
+    for (uint32_t steps = 0; steps <= kMaxTailChain && at < count; steps++) {
+      alive[at] = true;
+      if (!activations[at].link) break;
+      at = activations[at].link - 1;
+    }
+  }
+  std::unordered_map<uint32_t, bool> running;
+  std::vector<InFlight> found;
+  for (size_t i = 0; i < count; i++) {
+    const Activation& a = activations[i];
+    if (a.state != EntryState::in_use) continue;
+    auto [thread, added] = running.try_emplace(a.owner);
+    if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, a.owner).c_str(), F_OK) == 0;
+    ExitKind kind = alive[i] ? ExitKind::unfinished : ExitKind::abandoned;
+    found.push_back({a.site, a.owner, a.entry_ticks, entries[i].slot, thread->second ? kind : ExitKind::thread_ended});
+  }
+  return found;
+}
+
+}  // namespace sonde::host
