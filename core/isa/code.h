@@ -53,6 +53,14 @@ struct Code<X86_64> {
     return first == 0xc3 || first == 0xc2 || ((first == 0xf3 || first == 0xf2) && second == 0xc3);
   }
 
+  // The end of a function that throws (gcc's __builtin_eh_return): mov %rcx,%rsp; then ret, or pop %rcx; jmp *%rcx. All
+  // registers are another frame's by then, which its rows do not say.
+  static constexpr bool is_eh_return(uint64_t before, uint64_t at) {
+    uint64_t popped = 0xe1ff59;
+    if ((at & 0xffffff) == 0xcc8948) return (at >> 24 & 0xff) == 0xc3 || (at >> 24 & 0xffffff) == popped;
+    return (at & 0xffffff) == popped || ((at & 0xffff) == 0xe1ff && before >> 56 == 0x59);
+  }
+
   // 48 c7 c0 0f 00 00 00 0f 05; a shorter `mov $15,%eax` (b8) as well. `next` are the eight bytes behind the first eight.
   static constexpr bool is_signal_return(uint64_t at, uint64_t next) {
     if (at == 0x0f0000000fc0c748) return (next & 0xff) == 0x05;
@@ -95,6 +103,7 @@ struct Code<Aarch64> {
     return (insn & 0xfffffc1f) == 0xd65f0000 || (insn & 0xfffffbff) == 0xd65f0bff;  // ret, retaa, retab
   }
 
+  static constexpr bool is_eh_return(uint64_t, uint64_t) { return false; }
   static constexpr bool is_signal_return(uint64_t at, uint64_t) { return at == 0xd4000001d2801168; }
   static constexpr int plt_words(uint64_t, uint64_t) { return -1; }  // stubs leave sp alone, but x16 and x30 decide
 };

@@ -50,6 +50,17 @@ TEST_CASE("code: AArch64 calls") {
   CHECK(!C::is_return(0xd61f0000));
 }
 
+TEST_CASE("code: x86-64 functions that end by throwing") {
+  using C = Code<X86_64>;
+  CHECK(C::is_eh_return(0, 0xe1ff59cc8948));
+  CHECK(C::is_eh_return(0, 0x9090c3cc8948));
+  CHECK(C::is_eh_return(0, 0x9090e1ff59));
+  CHECK(!C::is_eh_return(0, 0x9090905dcc8948));
+  CHECK(C::is_eh_return(ending_with({0x59}), 0x9090e1ff));
+  CHECK(!C::is_eh_return(ending_with({0x5a}), 0x9090e1ff));
+  CHECK(!C::is_eh_return(0, 0x90c359));
+}
+
 TEST_CASE("code: signal return sequences of the kernel's ABI") {
   CHECK(Code<X86_64>::is_signal_return(0x0f0000000fc0c748, 0x05));
   CHECK(Code<X86_64>::is_signal_return(0x90050f0000000fb8, 0));

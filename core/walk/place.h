@@ -66,7 +66,7 @@ class Places {
     if (code.is_return) {
       check_call_before(place);
     } else if (place.kind == Place::Kind::row && !in_detour) {
-      check_return_insn(place, sp);
+      check_leaving_insn(place, sp);
     }
     if (cache_ && !in_detour) to_cache(place);
     return place;
@@ -146,9 +146,19 @@ class Places {
     }
     if (!place.row || (place.row->flags & kRowInexpressible)) return place.reason = Reason::no_table_row, place;
     if (place.row->flags & kRowRefuted) place.reason = Reason::no_table_row;
+    if (describes_another(*place.row)) place.reason = Reason::special_code;
     place.kind = place.row->ra_kind == ValueKind::undefined ? Kind::outermost : Kind::row;
     place.simple = is_simple(*place.row);
     return place;
+  }
+
+  // While longjmp and setcontext load registers, their rows describe the context to come, not who called them. On x86-64
+  // such rows are told by this: the return address is not just below the CFA, and the CFA is not found by sp or fp.
+  static bool describes_another(const Row& row) {
+    if (!Code<Isa>::kKeyIsSlot || row.ra_kind == ValueKind::undefined || (row.flags & kRowSignalFrame)) return false;
+    bool pushed = row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8;
+    bool by_frame = row.cfa_kind == CfaKind::reg_offset && (row.cfa_reg == Isa::kSp || row.cfa_reg == Isa::kFp);
+    return !pushed && !by_frame;
   }
 
   bool is_signal_return(Addr pc) {
@@ -179,13 +189,15 @@ class Places {
   // x86-64: an instruction that is about to return proves where the return address is and that every saved register is
   // restored. It repairs rows that lag behind (compilers leave rules of rbp in force after `leave`); a row that puts the
   // return address elsewhere is refuted, unless the word at sp is no return address (a jump made by push and ret).
-  void check_return_insn(Place& place, Addr sp) {
+  void check_leaving_insn(Place& place, Addr sp) {
     if constexpr (Code<Isa>::kKeyIsSlot) {
       const Row& row = *place.row;
       uint64_t at, top, before;
       bool plain = row.cfa_kind == CfaKind::reg_offset && row.cfa_reg == Isa::kSp && row.cfa_offset == 8;
       if (plain && place.simple && row.saved[0].kind == ValueKind::same) return;
-      if (row.flags & kRowSignalFrame || !memory_.read(place.code.pc, &at) || !Code<Isa>::is_return(at)) return;
+      if (row.flags & kRowSignalFrame || !memory_.read(place.code.pc, &at)) return;
+      if (memory_.read(place.code.pc - 8, &before) && Code<Isa>::is_eh_return(before, at)) place.reason = Reason::special_code;
+      if (!Code<Isa>::is_return(at)) return;
       if (plain && row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8) {
         place.row = &kPushedRows<Isa>[0], place.image = nullptr, place.simple = true;
         return;
