@@ -58,13 +58,13 @@ bool row_ok(const Row& row, unsigned regs, uint32_t expressions) {
   return true;
 }
 
-// One block's changes and fine indices.
-bool block_ok(const TableHeader& h, const TableBlock* block, const uint16_t* fine, const uint16_t* offsets,
+// One block's changes and fine indices; `size` bytes of code are in it.
+bool block_ok(const TableHeader& h, const TableBlock* block, uint64_t size, const uint16_t* fine, const uint16_t* offsets,
               const uint16_t* rows) {
   uint32_t first = block->first_change, end = block[1].first_change;
   if (first >= end || end > h.change_count || offsets[first] != 0) return false;
   for (uint32_t c = first; c < end; c++) {
-    if (c > first && offsets[c] <= offsets[c - 1]) return false;
+    if (offsets[c] >= size || (c > first && offsets[c] <= offsets[c - 1])) return false;
     if (rows[c] != kGapRow && rows[c] >= h.row_count) return false;
   }
   if (block->first_fine == kNoFine) return true;
@@ -125,7 +125,7 @@ Result<Table> Table::open(std::span<const uint8_t> bytes) {
   if (blocks[0].first_change != 0 || blocks[h.block_count].first_change != h.change_count)
     return fail(ErrorCode::malformed, h.blocks);
   for (uint32_t b = 0; b < h.block_count; b++)
-    if (!block_ok(h, blocks + b, table.part<uint16_t>(h.fine), table.part<uint16_t>(h.change_offsets),
+    if (!block_ok(h, blocks + b, h.span - b * kBlock, table.part<uint16_t>(h.fine), table.part<uint16_t>(h.change_offsets),
                   table.part<uint16_t>(h.change_rows)))
       return fail(ErrorCode::malformed, h.blocks);
   return table;

@@ -134,6 +134,12 @@ TEST_CASE("table: mutated bytes are refused or harmless") {
       if (row) CHECK((row >= table->rows().data() && row < table->rows().data() + table->rows().size()));
     }
     CHECK(table->expression(static_cast<uint32_t>(random())).size() <= bytes.size());
+    uint64_t at = table->header().base;
+    table->for_each([&](ImageAddr begin, ImageAddr end, const Row*) {
+      CHECK(begin.value == at);
+      at = end.value;
+    });
+    CHECK(at == table->header().base + table->header().span);
   }
   CHECK(accepted > 100);  // the deeper checks were reached
 }
