@@ -2,7 +2,6 @@
 // has. What cannot be recognised for certain is not listed; a walk then treats it as ordinary code.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <initializer_list>
 
 #include "core/isa/x86_64.h"
@@ -85,10 +84,10 @@ class Finder {
     for (const Segment& segment : image_.segments()) {
       if (!segment.executable) continue;
       auto bytes = image_.bytes(ImageRange{segment.range.begin, segment.range.begin + static_cast<int64_t>(segment.file_size)});
-      for (auto at = bytes.begin();; ++at) {
-        at = std::search(at, bytes.end(), std::boyer_moore_horspool_searcher(pattern.begin(), pattern.end()));
-        if (at == bytes.end()) break;
-        auto offset = at - bytes.begin();
+      auto rest = bytes;
+      while (const void* hit = memmem(rest.data(), rest.size(), pattern.data(), pattern.size())) {
+        auto offset = static_cast<const uint8_t*>(hit) - bytes.data();
+        rest = bytes.subspan(static_cast<size_t>(offset) + 1);
         found(segment.range.begin + offset, bytes.subspan(static_cast<size_t>(offset)));
       }
     }
@@ -98,12 +97,13 @@ class Finder {
   void add_entry() {
     ImageAddr entry = image_.entry();
     if (!entry || !is_code(entry)) return;
-    if (ImageAddr end = end_of_linker_start(entry); end > entry) add({entry, end}, SpecialKind::outermost);
-    auto hit = image_.find(entry);
-    if (hit && hit->offset == 0 && hit->function->range.size())
-      add(hit->function->range, SpecialKind::outermost);
-    else if (ImageAddr end = end_of_start(entry); end > entry)
-      add({entry, end}, SpecialKind::outermost);
+    ImageAddr end = end_of_linker_start(entry);
+    if (end == entry) end = end_of_start(entry);
+    // A library that can be run by itself (libc) is hardly ever; its many symbols are not read for that.
+    bool library = image_.interpreter() && image_.section(".gnu.version_d");
+    if (end == entry && !library)
+      if (auto hit = image_.find(entry); hit && hit->offset == 0) end = hit->function->range.end;
+    if (end > entry) add({entry, end}, SpecialKind::outermost);
   }
 
   bool is_code(ImageAddr address) const {
@@ -135,7 +135,7 @@ class Finder {
     return entry;
   }
 
-  // Without symbol: as far as rows say "nobody called this", or to the hlt behind glibc's call of __libc_start_main.
+  // As far as rows say "nobody called this", or to the hlt behind glibc's call of __libc_start_main.
   ImageAddr end_of_start(ImageAddr entry) const {
     ImageAddr at = entry;
     for (const Row* row; table_ && at < entry + kLongestStart && (row = table_->lookup(at)) &&
@@ -153,7 +153,7 @@ class Finder {
   // By symbol; in a stripped dynamic linker by its first row: entered by a jump from the first linkage stub, with two words
   // pushed above the return address.
   void add_resolver() {
-    bool linker = !image_.interpreter() && image_.symbol("__tls_get_addr") && image_.entry();
+    bool linker = image_.entry() && !image_.interpreter() && image_.symbol("__tls_get_addr");
     if (!linker) return;
     for (const Function& function : image_.functions()) {
       bool named = function.name.starts_with("_dl_runtime_resolve");
