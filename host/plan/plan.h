@@ -51,6 +51,9 @@ struct SitePlan {
   Refusal refusal = Refusal::none;
   uint32_t refusal_offset = 0;  // bytes from entry
   NoHijack no_hijack = NoHijack::none;
+  // A jump within the function leads to `patch`: a hit whose return slot this site has hijacked already is a loop going
+  // round, not a call.
+  bool loop_head = false;
   std::vector<uint8_t> original, bytes;  // at `patch`, same length
   // short_jump only: the long jump in padding nearby, written before `bytes` and restored after them. A pc there stands
   // for `patch`.
@@ -70,12 +73,14 @@ struct PlanRequest {
   std::vector<AddrRange> used;          // occupied address ranges of the target, sorted; detours go elsewhere
   bool allow_traps = false;
   bool force_traps = false;
+  std::vector<AddrRange> kept;          // code that earlier plans of this image patched or rely on: not to be changed
 };
 
 struct ImagePlan {
   std::vector<SitePlan> sites;          // one per requested function, same order
   std::vector<AddrRange> arenas;        // page-aligned, to be mapped executable before anything is written
   std::vector<std::pair<Addr, std::vector<uint8_t>>> writes;  // to arenas: detours and their pointers
+  std::vector<AddrRange> kept;          // code that this plan patches or relies on
 };
 
 Result<ImagePlan> plan_image(const PlanRequest& request);

@@ -48,6 +48,7 @@ Summary summarize(const LoadedImage& loaded, const ImagePlan& plan) {
     s.asked++;
     bool refused = site.method == Method::refused;
     s.patched += !refused;
+    if (site.loop_head) s.counts["loop head"]++;
     s.counts[refused ? fmt::format("refused: {}", describe(site.refusal)) : describe(site.method)]++;
     if (site.no_hijack != NoHijack::none && getenv("SONDE_TEST_VERBOSE"))
       fmt::print("  {} {:#x}: {}\n", display_name(*loaded.image, loaded.image->functions()[site.function]),
@@ -66,26 +67,66 @@ void print(const std::string& path, const Summary& s, double seconds) {
   for (auto& [what, n] : s.counts) fmt::print("  {:6} {}\n", n, what);
 }
 
+// No byte is patched twice, every detour lies in an arena.
 void check_consistent(const ImagePlan& plan) {
+  size_t twice = 0, unmapped = 0;
   std::map<uint64_t, uint64_t> patched;
   for (auto& site : plan.sites) {
     if (site.method == Method::refused) continue;
-    REQUIRE(site.original.size() == site.bytes.size());
+    if (site.original.size() != site.bytes.size()) FAIL("lengths differ");
     for (auto [at, size] : {std::pair(site.patch, site.bytes.size()), std::pair(site.island, site.island_bytes.size())}) {
       if (size == 0) continue;
       auto next = patched.lower_bound(at.value);
-      if (next != patched.end()) REQUIRE(next->first >= at.value + size);
-      if (next != patched.begin()) REQUIRE(std::prev(next)->second <= at.value);
+      twice += next != patched.end() && next->first < at.value + size;
+      twice += next != patched.begin() && std::prev(next)->second > at.value;
       patched[at.value] = at.value + size;
     }
     AddrRange whole{site.detour - 8, site.detour - 8 + static_cast<int64_t>(site.detour_bytes.size())};
     bool mapped = false;
     for (auto& arena : plan.arenas) mapped |= arena.begin <= whole.begin && whole.end <= arena.end;
-    REQUIRE(mapped);
+    unmapped += !mapped;
   }
+  CHECK(twice == 0);
+  CHECK(unmapped == 0);
 }
 
 }  // namespace
+
+TEST_CASE("ten thousand functions of a very large image are planned in seconds") {
+  std::string path = "/usr/lib/x86_64-linux-gnu/libLLVM-14.so.1";
+  if (!std::filesystem::exists(path)) {
+    MESSAGE("not installed, not planned: " << path);
+    return;
+  }
+  LoadedImage loaded = load(path, 0x7fff00000000);
+  PlanRequest request = request_all(loaded, 10000);
+  auto start = std::chrono::steady_clock::now();
+  auto plan = plan_image(request);
+  double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  REQUIRE(plan);
+  check_consistent(*plan);
+  print(path, summarize(loaded, *plan), seconds);
+  CHECK(seconds < 10);  // about one on an idle machine
+}
+
+TEST_CASE("a later plan of the same image leaves the earlier one's bytes alone") {
+  LoadedImage loaded = load("/lib/x86_64-linux-gnu/libc.so.6", 0x7ffff7000000);
+  PlanRequest first = request_all(loaded), second = first;
+  std::erase_if(first.functions, [](uint32_t f) { return f % 2 == 0; });
+  auto plan = plan_image(first);
+  REQUIRE(plan);
+  second.kept = plan->kept;
+  auto later = plan_image(second);
+  REQUIRE(later);
+  size_t overlapping = 0, again = 0;
+  for (auto& site : later->sites) {
+    AddrRange bytes{site.patch, site.patch + static_cast<int64_t>(site.bytes.size())};
+    for (auto& kept : plan->kept) overlapping += bytes.overlaps(kept);
+    again += site.function % 2 && site.method != Method::refused;
+  }
+  CHECK(overlapping == 0);
+  CHECK(again == 0);
+}
 
 TEST_CASE("nearly all functions of real files are patched without traps") {
   const char* files[] = {"/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/bin/python3",

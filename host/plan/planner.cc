@@ -51,6 +51,7 @@ Planner::Planner(const CodeView& view, const PlanRequest& request)
   reach_begin_ = view.end > kReach - kReachMargin ? view.end - (kReach - kReachMargin) : 0;
   reach_end_ = view.begin + kReach - kReachMargin;
   reserve_arena(request.functions.size());
+  for (AddrRange r : request.kept) locked_.add(r.begin.value, r.end.value), earlier_.add(r.begin.value, r.end.value);
 }
 
 void Planner::reserve_arena(size_t sites) {
@@ -72,6 +73,11 @@ void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& f
     if (sites[i].refusal != Refusal::none) continue;
     Candidate c{&sites[i], request_.first_site + static_cast<uint32_t>(i), functions[i], window_at(view_, targets_, functions[i])};
     c.site->patch = Addr(c.window.patch);
+    c.site->loop_head = targets_.loops_to(functions[i].begin, c.window.patch);
+    if (locked_.overlaps(c.window.patch, c.window.patch + 1)) {
+      refuse(c, Refusal::engine);
+      continue;
+    }
     if (request_.force_traps || !plan_jump(c)) left.push_back(std::move(c));
   }
   // A punned jump reads bytes above its own: from high addresses to low these are settled.
@@ -79,15 +85,19 @@ void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& f
   for (Candidate& c : left) {
     if (!request_.force_traps && (plan_short_jump(c) || plan_punned_jump(c))) continue;
     if ((request_.allow_traps || request_.force_traps) && plan_trap(c)) continue;
-    c.site->method = Method::refused;
-    c.site->refusal = c.window.reason != Refusal::none ? c.window.reason : Refusal::no_room;
-    c.site->refusal_offset = c.window.reason_offset;
+    refuse(c, c.window.reason != Refusal::none ? c.window.reason : Refusal::no_room);
   }
+}
+
+void Planner::refuse(Candidate& c, Refusal reason) {
+  c.site->method = Method::refused;
+  c.site->refusal = reason;
+  c.site->refusal_offset = c.window.reason_offset;
 }
 
 bool Planner::plan_jump(Candidate& c) {
   const Window& w = c.window;
-  if (!w.fits_jump || changed_.overlaps(w.patch, w.patch + kJumpBytes)) return false;
+  if (!w.fits_jump || locked_.overlaps(w.patch, w.patch + kJumpBytes)) return false;
   bool nops = w.length >= kJumpBytes && std::all_of(w.insns.begin(), w.insns.end(), [](const Insn& i) { return i.nop; });
   if (!add_detour(c, nops ? all_nops(view_, w, c.function.end) : w.first(w.length))) return false;
   set_patch(c, nops ? Method::nops : Method::jump, jump_bytes(w.patch, c.site->detour.value));
@@ -146,7 +156,7 @@ bool Planner::plan_punned_jump(Candidate& c) {
 bool Planner::plan_pun(Candidate& c, const Displaced& displaced, uint32_t prefixes) {
   // patch: prefixes, e9, `open` displacement bytes of our choice, then bytes of the next instructions
   uint64_t patch = c.window.patch, jump = patch + prefixes, keep = patch + displaced.length, end = jump + kJumpBytes;
-  if (locked_.overlaps(patch, keep) || changed_.overlaps(keep, end)) return false;
+  if (locked_.overlaps(patch, keep) || changed_.overlaps(keep, end) || earlier_.overlaps(keep, end)) return false;
   auto code = view_.code_at(patch);
   if (code.size() < prefixes + kJumpBytes) return false;
   uint32_t open = displaced.length - prefixes - 1;
@@ -234,6 +244,9 @@ void Planner::set_patch(Candidate& c, Method method, std::vector<uint8_t> bytes)
 }
 
 void Planner::finish(ImagePlan& plan) const {
+  IntervalSet kept = changed_;
+  for (auto [begin, end] : locked_) kept.add(begin, end);
+  for (auto [begin, end] : kept) plan.kept.push_back({Addr(begin), Addr(end)});
   if (arena_used_) {
     uint64_t end = (arena_ + arena_bytes_.size() + kPageBytes - 1) & ~(kPageBytes - 1);
     plan.arenas.push_back({Addr(arena_), Addr(end)});

@@ -26,6 +26,7 @@ class Planner {
     CodeRange function;
     Window window;
   };
+  void refuse(Candidate& c, Refusal reason);
   bool plan_jump(Candidate& c);
   bool plan_short_jump(Candidate& c);
   bool plan_punned_jump(Candidate& c);
@@ -45,7 +46,8 @@ class Planner {
   Targets targets_;
   AddressSpace space_;
   IntervalSet changed_;  // patched bytes
-  IntervalSet locked_;   // bytes that punned jumps depend on
+  IntervalSet locked_;   // bytes that punned jumps depend on, and those of earlier plans
+  IntervalSet earlier_;  // the latter: not what the file says
   uint64_t arena_ = 0, arena_at_ = 0, arena_end_ = 0;  // the main arena: pointer, then detours
   bool arena_used_ = false;  // at least by its pointer
   uint64_t reach_begin_ = 0, reach_end_ = 0;           // addresses within 2 GB of the whole image

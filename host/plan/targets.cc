@@ -23,6 +23,8 @@ constexpr std::array<bool, 256> kLongForm = [] {
   return a;
 }();
 
+constexpr uint64_t kLandingPad = 4;  // bytes of endbr64
+
 constexpr bool short_form(uint8_t byte) { return byte == 0xeb || (byte & 0xf0) == 0x70 || (byte & 0xfc) == 0xe0; }
 
 }  // namespace
@@ -51,6 +53,10 @@ bool Targets::plausible(uint64_t function) const {
   size_t i = view_.function_from(function);
   return i < state_.size() && view_.functions[i].begin == function &&
          (state_[i] == decoded || state_[i] == decoded_and_ends);
+}
+
+bool Targets::loops_to(uint64_t function, uint64_t to) const {
+  return to - function <= kLandingPad && heads_.contains(to);
 }
 
 bool Targets::ends(uint64_t function) const {
@@ -123,6 +129,7 @@ void Targets::add_function(size_t index) {
     if (insn->bytes[0] == 0xf0 && pc + 1 < end) boundary[pc + 1 - begin] = true;
     if (is_direct(insn->flow)) {
       mark(insn->target);
+      if (insn->flow != Flow::call && insn->target - begin <= kLandingPad) heads_.insert(insn->target);
       if (insn->target - begin < end - begin) inner.push_back(insn->target);
     }
     pc = insn->next();

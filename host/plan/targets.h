@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
 #include "host/plan/code_view.h"
@@ -33,6 +34,8 @@ class Targets {
   void add_near(uint64_t from, uint64_t to);
   // Whether the function that starts here decoded without contradiction. Only after add_near over it.
   bool plausible(uint64_t function) const;
+  // Whether a jump (not a call) within the function leads to `to`. Only after add_near over it.
+  bool loops_to(uint64_t function, uint64_t to) const;
   // Whether control cannot run over the end of the function that starts here. Only after add_near over it.
   bool ends(uint64_t function) const;
 
@@ -49,6 +52,7 @@ class Targets {
   std::vector<uint64_t> tables_;  // sorted
   enum : uint8_t { not_seen = 0, decoded = 1, doubtful = 2, decoded_and_ends = 3 };
   std::vector<uint8_t> state_;    // per function
+  std::unordered_set<uint64_t> heads_;  // targets of jumps within functions, those near the start
   std::vector<uint8_t> gap_state_;  // of the gap in front of each function, one more for the last
 };
 

@@ -29,6 +29,6 @@ MachineState run(uint64_t function, const MachineState& in, uint64_t stack_top);
 
 // An entry trampoline that only counts: its address, and hits by site number.
 uint64_t counting_entry();
-extern "C" uint64_t plan_test_hits[256];
+extern "C" uint64_t plan_test_hits[65536];
 
 }  // namespace sonde::host::test

@@ -92,7 +92,7 @@ NAMES(X)
 
 // Registers in and out, by the numbers of MachineState; read and written by plan_test_run.
 uint64_t plan_test_regs[17], plan_test_function, plan_test_stack, plan_test_saved_sp;
-uint64_t plan_test_hits[256];
+uint64_t plan_test_hits[65536];
 void plan_test_run();
 void plan_test_entry();
 }
