@@ -98,6 +98,17 @@ Harness::Harness(Options options) : options_(options) {
   control_->loader_debug = reinterpret_cast<uint64_t>(&_r_debug);
   session_ = make_session(options);
   control_->session = session_;
+  if (!options.unwinders_of.empty()) announce_unwinder(options.unwinders_of);
+}
+
+void Harness::announce_unwinder(const std::string& path) {
+  auto symbols = read_symbols(path);
+  uint64_t bias = _r_debug.r_map->l_addr;
+  auto at = [&](const char* name) { return symbols.count(name) ? symbols[name] + bias : 0; };
+  control_->unwinders[0] = {bias, bias + symbols["_end"], at("_Unwind_GetIP"), at("_Unwind_SetIP"), at("_Unwind_SetGR"),
+                            at("_Unwind_Resume")};
+  REQUIRE_OR_DIE(control_->unwinders[0].resume);
+  control_->unwinder_count = 1;
 }
 
 uint64_t Harness::agent_symbol(const std::string& name) const {

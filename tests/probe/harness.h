@@ -43,6 +43,7 @@ struct HarnessOptions {
   uint32_t ring_count = 64;
   FullPolicy policy = FullPolicy::drop;
   std::string agent_path = SONDE_AGENT;
+  std::string unwinders_of;  // this executable carries an unwinder of its own: announce it, by its .symtab
 };
 
 class Harness {
@@ -74,6 +75,7 @@ class Harness {
 
  private:
   char* new_arena(uint64_t near);
+  void announce_unwinder(const std::string& path);
 
   Options options_;
   uint64_t agent_begin_ = 0, agent_end_ = 0, bias_ = 0;
