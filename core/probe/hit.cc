@@ -57,6 +57,13 @@ void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, Exit
   }
 }
 
+inline void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, uint64_t now) {
+  ThreadState* thread = this_thread(session);
+  if (__builtin_expect(!thread, 0)) return end_chain(session, nullptr, index, kind, now);
+  Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
+  end_chain(session, thread, index, kind, now);
+}
+
 void begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner, uint32_t link,
                       uint32_t chain) {
   sonde_entries[index] = {real, reinterpret_cast<uint64_t>(slot)};
@@ -136,31 +143,16 @@ void sonde_on_entry(EntryFrame* frame) {
   hit_site(session, static_cast<uint32_t>(frame->site), frame->slot, reinterpret_cast<uint64_t>(frame));
 }
 
-void sonde_on_return(uint64_t* slot) {
-  uint64_t now = ticks();
-  uint32_t index = trampoline_index(*slot);
+void sonde_on_return(uint64_t trampoline, uint64_t now) {
   SessionHeader* session = sonde_agent_control.session;
-  ThreadState* thread = this_thread(session);
-  if (__builtin_expect(!thread, 0)) {
-    __atomic_store_n(slot, sonde_entries[index].real, __ATOMIC_RELAXED);
-    return end_chain(session, nullptr, index, ExitKind::returned, now);
-  }
-  Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
-  __atomic_store_n(slot, sonde_entries[index].real,
-                   __ATOMIC_RELAXED);  // first the slot holds the truth, then the entry may go
-  __atomic_signal_fence(__ATOMIC_SEQ_CST);
-  end_chain(session, thread, index, ExitKind::returned, now);
+  end_guarded(session, trampoline_index(trampoline), ExitKind::returned, now);
 }
 
 uint64_t sonde_on_unwind(ReturnEntry* entry) {
   uint64_t now = ticks();
   uint32_t index = static_cast<uint32_t>(entry - sonde_entries);
   uint64_t resume = sonde_activations[index].resume;
-  SessionHeader* session = sonde_agent_control.session;
-  ThreadState* thread = this_thread(session);
-  if (!thread) return end_chain(session, nullptr, index, ExitKind::unwound, now), resume;
-  Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
-  end_chain(session, thread, index, ExitKind::unwound, now);
+  end_guarded(sonde_agent_control.session, index, ExitKind::unwound, now);
   return resume;
 }
 

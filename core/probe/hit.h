@@ -1,7 +1,7 @@
 // The hit path. Entered from assembly only: core/native/*/entry.S, trampolines.S and trap.S.
 //
 //   detour -> sonde_entry -> sonde_on_entry(frame)           takes an entry, hijacks the return slot
-//   return -> trampoline -> sonde_on_return(slot)            corrects the slot, writes the call record, frees the entry
+//   return -> trampoline, which corrects the slot -> sonde_on_return(T, ticks)      writes the call record, frees the entry
 //   unwinding -> sonde_personality -> sonde_landing_pad -> sonde_on_unwind(entry)     the same for exits by unwinding
 //
 // No system call, no lock, no allocation; no libc; nothing of the program's state is touched but the return slot.
@@ -31,7 +31,7 @@ void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint
 
 extern "C" {
 __attribute__((visibility("hidden"))) void sonde_on_entry(EntryFrame* frame);
-__attribute__((visibility("hidden"))) void sonde_on_return(uint64_t* slot);
+__attribute__((visibility("hidden"))) void sonde_on_return(uint64_t trampoline, uint64_t now);
 // Returns the _Unwind_Resume of the unwinder that is at work.
 __attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry);
 }

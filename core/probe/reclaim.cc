@@ -56,6 +56,11 @@ class Owners {  // whether a thread's entries may be taken by this one; remember
   bool last_gone_ = false;
 };
 
+// A slot that holds the real address itself is no evidence: it may be on its way out through sonde_return_common.
+bool is_suspect(uint64_t word, uint32_t index) {
+  return word != trampoline_address(index) && word != sonde_entries[index].real && !is_chained(word, index);
+}
+
 // Calls visit(index) for each suspect.
 template <class Visit>
 void visit_suspects(const ThreadState* thread, Visit visit) {
@@ -68,8 +73,7 @@ void visit_suspects(const ThreadState* thread, Visit visit) {
     if (count == kMaxSafeWords || (index == kTrampolines && count)) {
       safe_read_words(slots, words, found, count);
       for (unsigned i = 0; i < count; i++)
-        if (!found[i] || (words[i] != trampoline_address(indices[i]) && !is_chained(words[i], indices[i])))
-          visit(indices[i]);
+        if (!found[i] || is_suspect(words[i], indices[i])) visit(indices[i]);
       count = 0;
     }
     if (index == kTrampolines) break;

@@ -47,7 +47,7 @@ sonde_trampolines:
 
 // Return common. R = sp of the caller after the return.
 //
-//   R-8    the slot: T, from sonde_on_return's first store on the real return address
+//   R-8    the slot: T, later the real return address
 //   R-16   rax
 //   R-24   flags: lahf + seto in ah, al
 //   R-32   rcx, rdx, rsi, rdi, r8, r9, r10, r11 (at R-88)
@@ -83,9 +83,18 @@ sonde_return_common:
     .cfi_def_cfa_offset 80
     push %r11
     .cfi_def_cfa_offset 88
-    lea 80(%rsp), %rdi             // the slot
-    call sonde_on_return           // corrects the slot, then frees the entry
-    .cfi_offset 16, -8             // from here on the slot is the truth
+    // First the slot holds the truth, then the entry may go. Here and not in C++: the rule for the return address changes
+    // with the store, and unwinders look up callers at the byte before their pc, that is within the call.
+    rdtsc
+    mov 80(%rsp), %rdi             // T
+    movslq 8(%rdi), %rcx
+    mov 8(%rdi,%rcx), %rcx         // entry.real
+    mov %rcx, 80(%rsp)
+    .cfi_offset 16, -8
+    shl $32, %rdx
+    mov %eax, %esi
+    or %rdx, %rsi                  // the exit's time
+    call sonde_on_return           // (T, ticks): writes the record, frees the entry
     pop %r11
     .cfi_def_cfa_offset 80
     pop %r10
