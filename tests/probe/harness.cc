@@ -20,7 +20,6 @@ namespace sonde::test {
 namespace {
 
 constexpr uint32_t kSites = 256;
-constexpr uint64_t kArenaBytes = 1 << 16;
 
 #define REQUIRE_OR_DIE(condition) \
   ((condition) ? (void)0 : (std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition), std::exit(3)))
@@ -88,7 +87,10 @@ Harness::Harness(Options options) : options_(options) {
   bias_ = map->l_addr;
   agent_symbols() = read_symbols(options.agent_path);
   agent_begin_ = bias_;
-  agent_end_ = bias_ + agent_symbols()["_end"];
+  agent_end_ = bias_;
+  for (auto& [name, value] : agent_symbols())  // its last object is the pool
+    if (bias_ + value + kTrampolines * sizeof(Activation) > agent_end_)
+      agent_end_ = bias_ + value + kTrampolines * sizeof(Activation);
   control_ = reinterpret_cast<AgentControl*>(agent_symbol("sonde_agent_control"));
   entry_ = agent_symbol("sonde_entry");
   trampolines_ = agent_symbol("sonde_trampolines");
@@ -203,6 +205,8 @@ Records Harness::drain() {
       head += uint64_t{words} * 8;
     }
     __atomic_store_n(&ring->head, head, __ATOMIC_RELEASE);
+    if (__atomic_load_n(&ring->state, __ATOMIC_ACQUIRE) == static_cast<uint32_t>(RingState::ended))
+      __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::free), __ATOMIC_RELEASE);
   }
   return records;
 }

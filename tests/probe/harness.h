@@ -48,6 +48,7 @@ struct HarnessOptions {
 
 class Harness {
  public:
+  static constexpr uint64_t kArenaBytes = 1 << 16;
   using Options = HarnessOptions;
   explicit Harness(Options options = {});
 
@@ -66,6 +67,7 @@ class Harness {
 
   bool is_trampoline(uint64_t address) const;
   bool is_agent(uint64_t address) const { return address >= agent_begin_ && address < agent_end_; }
+  bool is_detour(uint64_t address) const { return address - reinterpret_cast<uint64_t>(arena_) < kArenaBytes; }
   // A symbol of the agent file, hidden ones too; 0: none.
   uint64_t agent_symbol(const std::string& name) const;
   AgentControl* control() const { return control_; }

@@ -1,0 +1,102 @@
+// Stacks of the program's own making: activations end in any order, and on another thread than they began.
+#include <doctest/doctest.h>
+
+#include <pthread.h>
+#include <ucontext.h>
+
+#include <map>
+#include <memory>
+
+#include "tests/probe/programs.h"
+
+using namespace sonde;
+using namespace sonde::test;
+
+namespace {
+
+constexpr int kFibers = 50, kSteps = 40;
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  int number = 0, sum = 0;
+  bool done = false;
+};
+Fiber fibers[kFibers];
+thread_local ucontext_t scheduler;
+thread_local Fiber* current;
+
+__attribute__((noinline)) ucontext_t* this_scheduler() { return &scheduler; }
+__attribute__((noinline)) Fiber* this_fiber() { return current; }
+
+SONDE_HOOKABLE int yields(int x) {
+  Fiber* fiber = this_fiber();
+  swapcontext(&fiber->context, this_scheduler());
+  return x + fiber->number;
+}
+SONDE_HOOKABLE int works(int step) { return yields(step) + yields(step * 2); }
+
+void body() {
+  Fiber* fiber = this_fiber();
+  for (int step = 0; step < kSteps; step++) fiber->sum += works(step);
+  fiber->done = true;
+  swapcontext(&fiber->context, this_scheduler());
+}
+
+void resume(Fiber* fiber) {
+  current = fiber;
+  if (!fiber->done) swapcontext(this_scheduler(), &fiber->context);
+}
+
+void* one_turn(void* stride) {
+  int step = static_cast<int>(reinterpret_cast<intptr_t>(stride));
+  for (int i = 0; i < kFibers; i++) resume(&fibers[i * step % kFibers]);
+  return nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("fibers that interleave and migrate between threads: every call ends once, with its own times") {
+  Harness& harness = the_harness();
+  static uint32_t yield_site = harness.hook(reinterpret_cast<void*>(yields)),
+                  work_site = harness.hook(reinterpret_cast<void*>(works));
+  harness.drain();
+  for (int i = 0; i < kFibers; i++) {
+    Fiber& fiber = fibers[i];
+    fiber.number = i;
+    fiber.stack.reset(new char[65536]);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = 65536;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, body, 0);
+  }
+  std::map<std::pair<uint32_t, ExitKind>, int> counts;
+  int overlaps = 0;
+  std::map<uint32_t, CallRecord> last_yield;
+  for (int turn = 0; turn < 2 * kSteps + 1; turn++) {
+    void* stride = reinterpret_cast<void*>(static_cast<intptr_t>("\x01\x03\x07"[turn % 3]));
+    if (turn % 2) {
+      pthread_t thread;
+      pthread_create(&thread, nullptr, one_turn, stride);
+      pthread_join(thread, nullptr);
+    } else {
+      one_turn(stride);
+    }
+    for (const CallRecord& call : harness.drain().calls) {
+      counts[{call.site, call.kind}]++;
+      if (call.site != yield_site) continue;
+      auto [last, fresh] = last_yield.try_emplace(call.slot, call);
+      overlaps += !fresh && last->second.exit >= call.entry;
+      last->second = call;
+    }
+  }
+  int wrong = 0;
+  for (Fiber& fiber : fibers)
+    wrong += !fiber.done || fiber.sum != 3 * kSteps * (kSteps - 1) / 2 + 2 * kSteps * fiber.number;
+  CHECK(wrong == 0);
+  CHECK(counts.size() == 2);
+  CHECK((counts[{yield_site, ExitKind::returned}]) == 2 * kSteps * kFibers);
+  CHECK((counts[{work_site, ExitKind::returned}]) == kSteps * kFibers);
+  CHECK(overlaps == 0);
+}
