@@ -61,8 +61,10 @@ enum SiteFlags : uint32_t {
   kSiteEnabled = 1,   // soft enable
   kSiteHijack = 2,    // hook the return
   kSiteStack = 4,     // a stack record for each hit
-  kSiteLoader = 8,    // the loader's debug hook, kSiteExit: the process ends; see core/probe/host_event.h. Without
-  kSiteExit = 16,     // kSiteHijack such a hit leaves no record.
+  kSiteLoader = 8,    // the loader's debug hook, kSiteExit: the process ends; see core/probe/host_event.h
+  kSiteExit = 16,
+  kSiteBacktrace = 32,  // _Unwind_Backtrace, see core/probe/backtrace.h
+  kSiteSilent = 64,     // the engine's own only: leaves no record
 };
 
 struct Site {

@@ -43,20 +43,20 @@ enum ControlFlags : uint32_t {
   kControlNoSystemCalls = 1,  // the target is under seccomp: the agent makes only the system calls it cannot do without
 };
 
-// Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in thread.h.
+// Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in stack_capture.h.
 struct AgentControl {
   uint32_t version;  // kAgentVersion, constant; the host checks it
   uint32_t reserved;
   SessionHeader* session;  // null: nothing recorded
   void* thread_area;
   const struct TableArena* tables;  // core/unwind/arena.h; null: no stacks in the target
-  uint64_t main_stack_end;          // end of the main thread's stack mapping
-  uint64_t loader_debug;            // address of the loader's struct r_debug; 0: none
-  uint32_t flags;                   // ControlFlags
+  uint64_t main_stack_end;  // end of the main thread's stack mapping
+  uint64_t loader_debug;  // address of the loader's struct r_debug; 0: none
+  uint32_t flags;  // ControlFlags
   uint32_t unwinder_count;
   UnwinderFunctions unwinders[kMaxUnwinders];
-  const TrapTable* traps;           // null: no trap sites
-  KernelSigaction program_trap;     // what the program itself wants done with SIGTRAP
+  const TrapTable* traps;  // null: no trap sites
+  KernelSigaction program_trap;  // what the program itself wants done with SIGTRAP
 };
 
 // Names of the agent's objects for the host.

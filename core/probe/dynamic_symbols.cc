@@ -31,7 +31,8 @@ bool read_extent(const LinkMap& map, DynamicSymbols* image) {
   // A position-dependent executable has bias 0: look for its header below its dynamic section.
   for (int pages = 0;; pages++, header_address -= 0x1000) {
     if (pages == 1 << 16 || !read(header_address, &header)) return false;
-    if (header.e_ident[0] == 0x7f && header.e_ident[1] == 'E' && header.e_ident[2] == 'L' && header.e_ident[3] == 'F') break;
+    if (header.e_ident[0] == 0x7f && header.e_ident[1] == 'E' && header.e_ident[2] == 'L' && header.e_ident[3] == 'F')
+      break;
     if (map.bias) return false;
   }
   image->begin = ~uint64_t{0}, image->end = 0;
@@ -77,7 +78,8 @@ bool same_text(const char* a, const char* b) {
 uint64_t match(const DynamicSymbols& image, uint32_t index, const char* name) {
   auto symbol = at<Elf64_Sym>(image.symbols, index);
   if (symbol.st_shndx == SHN_UNDEF || !symbol.st_value || ELF64_ST_TYPE(symbol.st_info) != STT_FUNC) return 0;
-  return same_text(reinterpret_cast<const char*>(image.strings) + symbol.st_name, name) ? image.bias + symbol.st_value : 0;
+  return same_text(reinterpret_cast<const char*>(image.strings) + symbol.st_name, name) ? image.bias + symbol.st_value
+                                                                                        : 0;
 }
 
 //   nbuckets, symoffset, bloom_size, bloom_shift: u32; bloom[bloom_size]: u64; buckets[nbuckets]: u32; chain: u32...

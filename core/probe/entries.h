@@ -25,7 +25,7 @@ enum class EntryState : uint32_t { free = 0, in_use = 1 };
 struct Activation {
   uint64_t entry_ticks;
   uint32_t site;
-  uint32_t link;   // index + 1 or 0. In use: the older activation on the same slot (tail call). Free: the next free one
+  uint32_t link;  // index + 1 or 0. In use: the older activation on the same slot (tail call). Free: the next free one
   uint32_t owner;  // tid of the thread that took it
   EntryState state;
   uint32_t chain;  // how many older activations share the slot

@@ -1,7 +1,10 @@
 #include "core/probe/hit.h"
 
+#include <span>
+
 #include "core/native/thread_pointer.h"
 #include "core/native/ticks.h"
+#include "core/probe/backtrace.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
 
@@ -64,8 +67,8 @@ inline void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, u
   end_chain(session, thread, index, kind, now);
 }
 
-void begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner, uint32_t link,
-                      uint32_t chain) {
+uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner, uint32_t link,
+                          uint32_t chain) {
   sonde_entries[index] = {real, reinterpret_cast<uint64_t>(slot)};
   Activation& activation = sonde_activations[index];
   activation.site = site;
@@ -73,56 +76,91 @@ void begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* sl
   activation.chain = chain;
   activation.owner = owner;
   activation.state = EntryState::in_use;
-  activation.entry_ticks = ticks();
+  uint64_t now = activation.entry_ticks = ticks();
   __atomic_signal_fence(__ATOMIC_SEQ_CST);  // complete before the slot names it
   __atomic_store_n(slot, trampoline_address(index), __ATOMIC_RELAXED);
+  return now;
 }
 
 // The slot holds a trampoline already: its function was left by a tail call (a jump), and both share the return. The new
 // activation knows the real address, so that unwinders need one step; the older ones hang on its link. When the chain has
 // grown long or the pool is empty, its newest activation ends here, at the jump, and the new one takes over its entry.
-[[gnu::noinline]] void hijack_shared(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot,
-                                     bool may_reclaim) {
+[[gnu::noinline]] uint64_t hijack_shared(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot,
+                                         bool may_reclaim) {
   uint32_t older = trampoline_index(*slot);
   Activation& previous = sonde_activations[older];
   uint64_t real = sonde_entries[older].real;
   bool shared = previous.state == EntryState::in_use;
   uint32_t index = shared && previous.chain >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
+  uint64_t now = 0;
   if (index != kNoEntry) {
-    begin_activation(index, site, real, slot, thread->tid, shared ? older + 1 : 0, shared ? previous.chain + 1 : 0);
+    now =
+        begin_activation(index, site, real, slot, thread->tid, shared ? older + 1 : 0, shared ? previous.chain + 1 : 0);
   } else if (shared) {
-    uint64_t now = ticks();
+    now = ticks();
     ring_write_call(session, thread->ring, previous.site, ExitKind::returned, reinterpret_cast<uint64_t>(slot),
                     previous.entry_ticks, now);
     previous.site = site;
     previous.entry_ticks = now;
   } else {
-    return count_loss(session, thread->ring, site, LossCause::no_return_entry);
+    count_loss(session, thread->ring, site, LossCause::no_return_entry);
+    return 0;
   }
   local_add(&thread->ring->calls, 1);
+  return now;
 }
 
-void hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
+// Ticks of the entry; 0 if the return could not be hooked.
+uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
   uint64_t real = __atomic_load_n(slot, __ATOMIC_RELAXED);
   if (__builtin_expect(is_trampoline(real), 0)) return hijack_shared(session, thread, site, slot, may_reclaim);
   uint32_t index = entry_take(session, thread, may_reclaim);
-  if (__builtin_expect(index == kNoEntry, 0))
-    return count_loss(session, thread->ring, site, LossCause::no_return_entry);
+  if (__builtin_expect(index == kNoEntry, 0)) {
+    count_loss(session, thread->ring, site, LossCause::no_return_entry);
+    return 0;
+  }
   local_add(&thread->ring->calls, 1);
-  begin_activation(index, site, real, slot, thread->tid, 0, 0);
+  return begin_activation(index, site, real, slot, thread->tid, 0, 0);
+}
+
+void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
+                 std::span<const Frame> frames) {
+  uint32_t count = static_cast<uint32_t>(frames.size());
+  Reservation record = ring_reserve(session, thread->ring, site, kStackHeaderWords + count);
+  if (!record.words) return;
+  bool cut = count && (frames.back().reason == Reason::depth_limit || frames.back().reason == Reason::buffer_full);
+  record.words[0] = record_word(RecordType::stack, cut, site, count);
+  record.words[1] = entry_ticks;
+  for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = pack_frame(frames[i]);
+  ring_commit(thread->ring, record);
+}
+
+// What is rare: the engine's own events. False: the hit leaves no record.
+[[gnu::noinline, gnu::cold]] bool engine_event(SessionHeader* session, ThreadState* thread, uint32_t flags) {
+  if (flags & kSiteLoader) loader_event(session);
+  if (flags & kSiteExit && thread) exit_event(session, thread->pid);
+  return !(flags & kSiteSilent);
+}
+
+[[gnu::noinline]] void hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
+                                      const SiteRegs& regs, unsigned level) {
+  auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
+  // Walked before the slot is changed and the clock is read: the walk is not part of the call's time.
+  auto frames = capture_stack(thread_scratch(sonde_agent_control.thread_area, thread), level, regs);
+  uint64_t now = 0;
+  if (flags & kSiteHijack) now = hijack(session, thread, site, slot, level == 0);
+  else ring_write_entry(session, thread->ring, site, regs.sp, now = ticks());
+  if (now && !frames.empty()) write_stack(session, thread, site, now, frames);
 }
 
 }  // namespace
 
-void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint64_t own_sp) {
+void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs, uint64_t own_sp) {
   uint32_t flags = __atomic_load_n(&session_sites(session)[site_number].flags, __ATOMIC_RELAXED);
   if (!(flags & kSiteEnabled)) return;
   ThreadState* thread = this_thread(session);
-  if (__builtin_expect(flags & (kSiteLoader | kSiteExit), 0)) {
-    if (flags & kSiteLoader) loader_event(session);
-    if (flags & kSiteExit && thread) exit_event(session, thread->pid);
-    if (!(flags & kSiteHijack)) return;
-  }
+  constexpr uint32_t kEngine = kSiteLoader | kSiteExit | kSiteSilent;
+  if (__builtin_expect(flags & kEngine, 0) && !engine_event(session, thread, flags)) return;
   if (__builtin_expect(!thread, 0)) {
     __atomic_fetch_add(&session->lost_no_thread_state, 1, __ATOMIC_RELAXED);
     return;
@@ -131,16 +169,26 @@ void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint
   Guard guard(session, thread, own_sp);
   if (__builtin_expect(guard.level() == kMaxContextLevels, 0))
     return count_loss(session, thread->ring, site_number, LossCause::nesting);
+  if (__builtin_expect(flags & kSiteStack, 0))
+    return hit_with_stack(session, thread, site_number, flags, regs, guard.level());
+  auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   if (flags & kSiteHijack) hijack(session, thread, site_number, slot, guard.level() == 0);
-  else ring_write_entry(session, thread->ring, site_number, reinterpret_cast<uint64_t>(slot), ticks());
+  else ring_write_entry(session, thread->ring, site_number, regs.sp, ticks());
 }
 
 extern "C" {
 
-void sonde_on_entry(EntryFrame* frame) {
+void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13, uint64_t r14) {
   SessionHeader* session = sonde_agent_control.session;
-  if (__builtin_expect(!session || !is_recording(session), 0)) return;
-  hit_site(session, static_cast<uint32_t>(frame->site), frame->slot, reinterpret_cast<uint64_t>(frame));
+  if (__builtin_expect(!session, 0)) return;
+  uint32_t number = static_cast<uint32_t>(frame->site);
+  if (__builtin_expect(is_recording(session), 1)) {
+    SiteRegs regs{
+        session_sites(session)[number].patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14};
+    hit_site(session, number, regs, reinterpret_cast<uint64_t>(frame));
+  }
+  const Site& site = session_sites(session)[number];
+  if (__builtin_expect(site.flags & kSiteBacktrace, 0)) divert_backtrace(frame, site.resume);
 }
 
 void sonde_on_return(uint64_t trampoline, uint64_t now) {

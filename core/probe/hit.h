@@ -11,6 +11,7 @@
 
 #include "core/event/session.h"
 #include "core/probe/entries.h"
+#include "core/probe/stack_capture.h"
 
 namespace sonde {
 
@@ -25,12 +26,13 @@ struct EntryFrame {
 };
 static_assert(sizeof(EntryFrame) == 224);
 
-// One hit of a site at a function's entry, where sp is the address of the return slot. own_sp: of the calling path, to
-// order context levels.
-void hit_site(SessionHeader* session, uint32_t site_number, uint64_t* slot, uint64_t own_sp);
+// One hit of a site at a function's entry, where regs.sp is the address of the return slot. own_sp: of the calling path,
+// to order context levels.
+void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs, uint64_t own_sp);
 
 extern "C" {
-__attribute__((visibility("hidden"))) void sonde_on_entry(EntryFrame* frame);
+__attribute__((visibility("hidden"))) void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
+                                                          uint64_t r13, uint64_t r14);
 __attribute__((visibility("hidden"))) void sonde_on_return(uint64_t trampoline, uint64_t now);
 // Returns the _Unwind_Resume of the unwinder that is at work.
 __attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry);

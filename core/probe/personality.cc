@@ -35,8 +35,12 @@ const UnwinderFunctions* find_cached(uint64_t address) {
 const UnwinderFunctions* look_up(uint64_t address) {
   DynamicSymbols image;
   if (!find_image(sonde_agent_control.loader_debug, address, &image)) return nullptr;
-  UnwinderFunctions found{image.begin, image.end, find_symbol(image, "_Unwind_GetIP"), find_symbol(image, "_Unwind_SetIP"),
-                          find_symbol(image, "_Unwind_SetGR"), find_symbol(image, "_Unwind_Resume")};
+  UnwinderFunctions found{image.begin,
+                          image.end,
+                          find_symbol(image, "_Unwind_GetIP"),
+                          find_symbol(image, "_Unwind_SetIP"),
+                          find_symbol(image, "_Unwind_SetGR"),
+                          find_symbol(image, "_Unwind_Resume")};
   if (!found.get_ip || !found.set_ip || !found.set_gr || !found.resume) return nullptr;
   uint32_t index = __atomic_fetch_add(&cache_used, 1, __ATOMIC_RELAXED);
   if (index >= sizeof cache / sizeof cache[0]) return nullptr;
@@ -60,8 +64,9 @@ const UnwinderFunctions* find_unwinder(uint64_t address) {
 // Phase 1 (search) passes through. In phase 2 each hooked frame is a cleanup with its own landing pad; not only for the exit
 // event: its size is zero, so libgcc and LLVM would take it for the handler's frame and abort.
 // Only a frame that a function returns to is one; a frame interrupted within the return path has nothing left to do.
-extern "C" __attribute__((visibility("hidden"))) int sonde_personality(int version, int actions, uint64_t exception_class,
-                                                                       void* exception, void* context) {
+extern "C" __attribute__((visibility("hidden"))) int sonde_personality(int version, int actions,
+                                                                       uint64_t exception_class, void* exception,
+                                                                       void* context) {
   if (actions & kSearchPhase) return kContinueUnwind;
   const UnwinderFunctions* unwinder = find_unwinder(reinterpret_cast<uint64_t>(__builtin_return_address(0)));
   if (!unwinder) return kContinueUnwind;

@@ -20,23 +20,22 @@
 namespace sonde {
 
 struct alignas(128) ThreadState {
-  uint64_t key;          // thread pointer; with bit 0 set while its thread registers; kEarlyKey for none; 0: unused
-  uint32_t* tid_word;    // libc's copy of the thread's id, or &no_tid_word
-  uint32_t tid_value;    // what *tid_word was when last checked against the kernel
+  uint64_t key;  // thread pointer; with bit 0 set while its thread registers; kEarlyKey for none; 0: unused
+  uint32_t* tid_word;  // libc's copy of the thread's id, or &no_tid_word
+  uint32_t tid_value;  // what *tid_word was when last checked against the kernel
   uint32_t tid;
-  RingHeader* ring;      // null: none was to be had
-  uint64_t free_entries; // entries.h
-  int32_t free_count;    // about: signals may make it drift
+  RingHeader* ring;  // null: none was to be had
+  uint64_t free_entries;  // entries.h
+  int32_t free_count;  // about: signals may make it drift
   uint32_t pid;
   uint64_t guards[kMaxContextLevels];
   uint32_t no_tid_word;
-  uint32_t ring_retry;   // hits until a ring is asked for again
+  uint32_t ring_retry;  // hits until a ring is asked for again
 };
 static_assert(sizeof(ThreadState) == 128);
 
 constexpr uint64_t kEarlyKey = 2;  // the thread pointer is still 0
 constexpr uint32_t kThreadSlots = 2 * kMaxThreads;
-constexpr uint64_t thread_area_bytes() { return uint64_t{kThreadSlots} * sizeof(ThreadState); }
 
 inline uint32_t thread_slot(uint64_t key) {
   return static_cast<uint32_t>((key * 0x9e3779b97f4a7c15u) >> 50);  // 14 bits

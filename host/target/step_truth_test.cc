@@ -216,7 +216,8 @@ class Stepper {
     start.reliable_only = true;
     AnyMemory any = memory_->any_memory();
     std::vector<Frame> frames(1000);
-    WalkResult got = sonde::walk(reinterpret_cast<const TableArena*>(arena_.data()), &cache_, any, start, std::span<Frame>(frames));
+    WalkResult got =
+        sonde::walk(reinterpret_cast<const TableArena*>(arena_.data()), &cache_, any, start, std::span<Frame>(frames));
     frames.resize(got.frames);
     if (result) *result = got;
     return frames;
@@ -381,7 +382,8 @@ TEST_CASE("step: at every instruction of compiled code the walk is the truth") {
     }
     CAPTURE(b.name);
     Counts counts = check({build(b.name, kProgram, b.command)}, std::string(b.name) == "static", 4000);
-    check_refused(counts, {"_init", "_fini", "__do_global_dtors_aux", "register_tm_clones", "deregister_tm_clones", "frame_dummy"});
+    check_refused(counts, {"_init", "_fini", "__do_global_dtors_aux", "register_tm_clones", "deregister_tm_clones",
+                           "frame_dummy"});
     CHECK(counts.signals == 2);
   }
 }

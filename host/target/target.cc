@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "core/probe/control.h"
-#include "core/probe/thread.h"
+#include "core/probe/stack_capture.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -84,7 +84,8 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
 }
 
 // Functions whose calls the engine itself wants to know of, with the flags of their sites: the loader tells debuggers about
-// libraries by calling an empty function, and a process that ends by itself calls _exit.
+// libraries by calling an empty function, a process that ends by itself calls _exit, and
+// backtraces must not show the engine.
 Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, const LoadedImage& loaded) {
   std::map<uint32_t, uint32_t> found;
   auto add = [&](std::string_view name, uint32_t flag) {
@@ -99,6 +100,7 @@ Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, con
                                    loaded.to_target(*debug).value));
   }
   if (loaded.image->symbol("__libc_start_main")) add("_exit", kSiteExit);
+  add("_Unwind_Backtrace", kSiteBacktrace);
   return found;
 }
 
@@ -149,7 +151,9 @@ Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t n
   __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
   if (plan.method == Method::refused) return {};
   uint32_t flags = kSiteEnabled | site.event_flag;
-  if (!site.internal) {
+  if (site.internal) {
+    flags |= kSiteSilent;
+  } else {
     if (plan.no_hijack == NoHijack::none) flags |= kSiteHijack;
     if (options_.stacks) flags |= kSiteStack;
   }

@@ -14,7 +14,7 @@
 
 #include "core/isa/x86_64_detour.h"
 #include "core/native/ticks.h"
-#include "core/probe/thread.h"
+#include "core/probe/stack_capture.h"
 
 namespace sonde::test {
 namespace {

@@ -57,7 +57,12 @@ sonde_entry:
     push %r11
     .cfi_def_cfa_offset 224
     .cfi_offset %r11, -224
-    mov %rsp, %rdi
+    mov %rsp, %rdi                 // sonde_on_entry(frame, rbp, rbx, r12, r13, r14): for a walk from the site
+    mov %rbp, %rsi
+    mov %rbx, %rdx
+    mov %r12, %rcx
+    mov %r13, %r8
+    mov %r14, %r9
     call sonde_on_entry
     pop %r11
     .cfi_def_cfa_offset 216
@@ -93,5 +98,22 @@ sonde_entry:
     ret                            // pairs with the detour's call
     .cfi_endproc
     .size sonde_entry, . - sonde_entry
+
+// A hit on _Unwind_Backtrace returns here instead of to the detour (core/probe/backtrace.h): sp = S - 136, where the
+// site's number was stands the address of the displaced instructions. rdi and rsi are the program's arguments; rdx is
+// free at the entry of a function of two.
+    .balign 16
+    .globl sonde_backtrace_stub
+    .hidden sonde_backtrace_stub
+    .type sonde_backtrace_stub, @function
+sonde_backtrace_stub:
+    .cfi_startproc
+    .cfi_def_cfa_offset 144
+    mov (%rsp), %rdx
+    lea 136(%rsp), %rsp
+    .cfi_def_cfa_offset 8
+    jmp sonde_backtrace
+    .cfi_endproc
+    .size sonde_backtrace_stub, . - sonde_backtrace_stub
 
     .section .note.GNU-stack, "", @progbits

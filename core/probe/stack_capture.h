@@ -1,0 +1,47 @@
+// A stack for a hit: walked in the target from the site's own registers, so that the probed function comes first and
+// no frame of the engine is in it.
+//
+// Memory: the thread's stack around the site is read directly once it is known to be mapped, page by page, by one
+// system call; everything else through safe_read.h. Where the program's sandbox forbids system calls only the page that
+// holds sp is known, and a walk that needs more ends with stack_out_of_range. Signal-safe.
+#pragma once
+
+#include <span>
+
+#include "core/base/addr.h"
+#include "core/isa/regset.h"
+#include "core/probe/control.h"
+#include "core/probe/thread.h"
+#include "core/walk/frame.h"
+#include "core/walk/row_cache.h"
+
+namespace sonde {
+
+constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says depth_limit
+
+// Lies behind the thread states in AgentControl::thread_area, one for each.
+struct ThreadScratch {
+  RowCache rows;
+  AddrRange stacks[3];  // known to be mapped
+  uint32_t next_stack;
+  Frame frames[kMaxContextLevels][kHitFrames];
+};
+
+constexpr uint64_t thread_area_bytes() {
+  return uint64_t{kThreadSlots} * (sizeof(ThreadState) + sizeof(ThreadScratch));
+}
+
+inline ThreadScratch* thread_scratch(void* area, const ThreadState* thread) {
+  auto* states = static_cast<ThreadState*>(area);
+  return reinterpret_cast<ThreadScratch*>(states + kThreadSlots) + (thread - states);
+}
+
+// What the caller of the site's function left in the registers that functions preserve, and where the site is.
+struct SiteRegs {
+  uint64_t pc, sp, rbp, rbx, r12, r13, r14;
+};
+
+// The frames from the site outwards, in the scratch of the context level. Empty if the target has no tables.
+std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+
+}  // namespace sonde
