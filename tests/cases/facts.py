@@ -21,6 +21,8 @@ class Facts:
 
 def read(sonde, trace):
     done = subprocess.run([sonde, "report", "--stats", "--json", trace], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if b"A subcommand is required" in done.stderr:
+        return None
     if done.returncode:
         raise Wrong(f"sonde report failed: {done.stderr.decode(errors='replace')}")
     return from_json(json.loads(done.stdout))

@@ -6,8 +6,11 @@ usage: run.py --work DIR [--traced --sonde FILE] [--flag FLAG]... CASE...
 A case is a folder with build.sh (bash -e, leaves programs in out/), its sources, and as far as they apply
   commands.txt   one command line per line; without it ./out/case
   ignore.txt     signals that the commands are started with ignored
+  trampolines.txt  a regular expression: what return trampolines, which are frames of their own, look like in a backtrace
+                 that the program prints; left out of the traced output
   expect.txt     standard output of all commands, one after the other
   counts.txt     PROGRAM FUNCTION CALLS [KIND=N ...]: how often a trace must show a function, and how those calls ended
+  not-yet.txt    why the traced run is known to fail; the case then counts as skipped, and fails once it passes
 
 The untraced run is the truth for a traced one: standard output, exit status (or signal) and each line on standard error.
 """
@@ -15,6 +18,7 @@ import argparse
 import filecmp
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +29,7 @@ import facts
 
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT = 120
+SKIPPED = 77
 
 
 class Failure(Exception):
@@ -86,12 +91,17 @@ def run(folder, command, ignored):
         raise Failure(f"{shlex.join(command)}: still running after {TIMEOUT} s") from None
 
 
-def check_same(command, alone, traced):
+def without_trampolines(case, output):
+    file = HERE / case / "trampolines.txt"
+    return re.sub(file.read_bytes().rstrip(b"\n"), b"", output) if file.exists() else output
+
+
+def check_same(case, command, alone, traced):
     what = shlex.join(command)
     shell_status = alone.returncode if alone.returncode >= 0 else 128 - alone.returncode
     if traced.returncode not in (alone.returncode, shell_status):
         raise Failure(f"{what}: exit status {traced.returncode} traced, {alone.returncode} untraced\n{text(traced.stderr)}")
-    if traced.stdout != alone.stdout:
+    if without_trampolines(case, traced.stdout) != alone.stdout:
         raise Failure(f"{what}: standard output differs\n--- untraced\n{text(alone.stdout)}--- traced\n{text(traced.stdout)}")
     lines = traced.stderr.splitlines()
     for line in alone.stderr.splitlines():
@@ -118,8 +128,10 @@ def run_case(case, options):
         name = pathlib.Path(command[0]).name
         trace = folder / f"out/{name}{''.join(options.flag)}.trace"
         record = [options.sonde, "record", "-o", trace, *options.flag, "--", *command]
-        check_same(command, truth, run(folder, [str(word) for word in record], ignored))
+        check_same(case, command, truth, run(folder, [str(word) for word in record], ignored))
         found = facts.read(options.sonde, trace)
+        if found is None:
+            continue
         notes.append(f"{name}: {found.armed} of {found.armed + found.refused} functions")
         facts.check_armed(name, found)
         facts.check_counts(name, found, HERE / case / "counts.txt")
@@ -147,14 +159,27 @@ def main():
         if not options.sonde:
             parser.error("--traced needs --sonde")
         options.sonde = options.sonde.resolve()
-    failures = 0
-    for case in cases(options.cases):
-        try:
-            print(f"ok {case}: {run_case(case, options)}", flush=True)
-        except (Failure, facts.Wrong) as problem:
-            failures += 1
+    results = [report(case, options) for case in cases(options.cases)]
+    return max(results, key=lambda r: (r == 1, r))
+
+
+def report(case, options):
+    """Runs one case and says how it went; 0 passed, 1 failed, 77 known to fail."""
+    not_yet = HERE / case / "not-yet.txt"
+    expected_to_fail = options.traced and not_yet.exists()
+    try:
+        said = run_case(case, options)
+    except (Failure, facts.Wrong) as problem:
+        if not expected_to_fail:
             print(f"FAILED {case}: {problem}", flush=True)
-    return 1 if failures else 0
+            return 1
+        print(f"not yet {case}: {not_yet.read_text().strip()}", flush=True)
+        return SKIPPED
+    if expected_to_fail:
+        print(f"FAILED {case}: passes now; delete tests/cases/{case}/not-yet.txt", flush=True)
+        return 1
+    print(f"ok {case}: {said}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
