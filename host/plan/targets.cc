@@ -23,6 +23,7 @@ constexpr std::array<bool, 256> kLongForm = [] {
   return a;
 }();
 
+constexpr uint64_t kMaxTableEntries = uint64_t{1} << 26;
 constexpr uint64_t kLandingPad = 4;  // bytes of endbr64
 
 constexpr bool short_form(uint8_t byte) { return byte == 0xeb || (byte & 0xf0) == 0x70 || (byte & 0xfc) == 0xe0; }
@@ -80,8 +81,29 @@ void Targets::scan_code(const Piece& piece) {
       if (!view_.at(target).empty()) tables_.push_back(target);
     }
   }
-  if (!view_.position_dependent) return;
-  for (size_t i = 0; i + 4 <= n; i++) mark(static_cast<uint32_t>(read32(p + i)));
+  if (view_.position_dependent) scan_absolute(piece);
+}
+
+// Immediates and absolute displacements of the forms that can make an address of code: at their distances from the
+// opcode (SDM volume 2, appendix A; section 2.1.5 for the lengths of ModRM, SIB and displacement).
+void Targets::scan_absolute(const Piece& piece) {
+  const uint8_t* p = piece.bytes.data();
+  size_t n = piece.bytes.size();
+  auto mark_at = [&](size_t i) {
+    if (i + 4 <= n) mark(static_cast<uint32_t>(read32(p + i)));
+  };
+  for (size_t i = 0; i < n; i++) {
+    switch (p[i]) {
+      case 0xb8: case 0xb9: case 0xba: case 0xbb: case 0xbc: case 0xbd: case 0xbe: case 0xbf:  // mov $, register
+      case 0x05: case 0x0d: case 0x15: case 0x1d: case 0x25: case 0x2d: case 0x35: case 0x3d:  // add .. cmp $, %eax
+      case 0x68: mark_at(i + 1); break;                                                        // push $
+      case 0xc7: case 0x81: case 0x69:                                                         // mov, add .. cmp, imul
+        for (size_t distance : {2, 3, 4, 6, 7}) mark_at(i + distance);
+        break;
+      case 0x8d: mark_at(i + 2), mark_at(i + 3); break;                                        // lea
+      default: break;
+    }
+  }
 }
 
 void Targets::scan_words(const Piece& piece) {
@@ -93,13 +115,13 @@ void Targets::scan_words(const Piece& piece) {
   }
 }
 
-// A table ends where an entry leads out of the code or where the next table begins; what follows belongs to another.
+// How long a table is nobody says: it ends where an entry leads out of the code. The next table's start is no sign, a
+// false one may lie in the middle.
 void Targets::scan_table(uint64_t table) {
-  auto next = std::upper_bound(tables_.begin(), tables_.end(), table);
   auto bytes = view_.at(table);
-  uint64_t limit = bytes.size();
-  if (next != tables_.end()) limit = std::min<uint64_t>(limit, *next - table);
-  for (uint64_t i = 0; i + 4 <= limit; i += 4) {
+  for (uint64_t i = 0; i + 4 <= bytes.size(); i += 4) {
+    // Only a hostile file has so many: then tables end where others begin.
+    if (table_entries_++ > kMaxTableEntries && i > 0 && std::ranges::binary_search(tables_, table + i)) break;
     uint64_t target = table + static_cast<uint64_t>(int64_t{read32(bytes.data() + i)});
     if (target - begin_ >= size_) break;
     mark(target);
