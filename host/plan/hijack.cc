@@ -90,7 +90,7 @@ class Analysis {
   struct Decoded {
     uint64_t pc;
     StackOp op;
-    bool leader = false, reached = false;
+    bool leader = false, reached = false, last = false;
   };
   struct Part {
     CodeRange range;
@@ -108,7 +108,8 @@ class Analysis {
       pops_ |= op->flow == Flow::ret && op->pops != 0;
       pc += op->length;
     }
-    parts_.push_back(std::move(part));
+    if (!part.ops.empty()) part.ops.back().last = true;
+    parts_.push_back(std::move(part));  // moves no Decoded
     for (size_t i = 0; i < parts_.back().ops.size(); i++)
       if (is_direct(parts_.back().ops[i].op.flow))
         if (Decoded* target = find(parts_.back().ops[i].op.target)) target->leader = true;
@@ -161,12 +162,12 @@ class Analysis {
   }
 
   void walk(uint64_t pc, State state) {
-    for (bool first = true;; first = false) {
-      Decoded* at = find(pc);
-      if (!at) return;
+    Decoded* at = find(pc);
+    for (bool first = true; at; first = false, at = at->last ? nullptr : at + 1) {
+      pc = at->pc;
       if (at->leader && !first) return arrive(pc, state, false);
       at->reached = true;
-      StackOp op = at->op;  // a part added meanwhile moves them
+      const StackOp& op = at->op;
       if (judging_) judge(op, state);
       apply(op, state);
       uint64_t next = pc + op.length;
@@ -193,7 +194,6 @@ class Analysis {
         case Flow::next:
         case Flow::trap: break;
       }
-      pc = next;
     }
   }
 

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "host/plan/test_code.h"
@@ -226,6 +227,35 @@ void check_same(Laboratory& lab, const std::vector<SitePlan>& sites, int rounds)
   lab.disarm();
 }
 
+uint64_t seen[4096][2], seen_count;
+void on_step(int signal, siginfo_t* info, void* context) {
+  auto& regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  if (info->si_code != TRAP_TRACE) return on_trap(signal, info, context);
+  if (seen_count < 4096) seen[seen_count][0] = static_cast<uint64_t>(regs[REG_RIP]), seen[seen_count++][1] = static_cast<uint64_t>(regs[REG_RSP]);
+}
+
+// Stack pointers at pcs of [begin, end), the first time each is passed, seen by single-stepping.
+std::map<uint64_t, uint64_t> step_through(Laboratory& lab, const TestFunction& f, uint64_t begin, uint64_t end) {
+  static char memory[65536];
+  stack_t alternate{.ss_sp = memory, .ss_flags = 0, .ss_size = sizeof memory};
+  sigaltstack(&alternate, nullptr);
+  struct sigaction action{}, old{};
+  action.sa_sigaction = on_step;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGTRAP, &action, &old);
+  MachineState in{};
+  in.reg[7] = 3, in.reg[1] = 2, in.flags = 0x302;  // trap flag
+  std::vector<uint8_t> stack;
+  seen_count = 0;
+  lab.call(f, in, &stack);
+  asm volatile("pushfq\n andq $~0x100,(%%rsp)\n popfq" : : : "memory", "cc");
+  sigaction(SIGTRAP, &old, nullptr);
+  std::map<uint64_t, uint64_t> sp;
+  for (size_t i = 0; i < seen_count; i++)
+    if (begin <= seen[i][0] && seen[i][0] < end) sp.try_emplace(seen[i][0], seen[i][1]);
+  return sp;
+}
+
 size_t count(const std::vector<SitePlan>& sites, Method method) {
   return static_cast<size_t>(std::count_if(sites.begin(), sites.end(), [&](auto& s) { return s.method == method; }));
 }
@@ -245,7 +275,7 @@ TEST_CASE("patched functions behave as before, all at once") {
 TEST_CASE("patched functions behave as before, each alone, and are hit once a call") {
   Laboratory lab;
   for (auto& f : lab.functions()) {
-    CAPTURE(f.name);
+    CAPTURE(std::string(f.name));
     auto& sites = lab.plan({f.name}, true);
     REQUIRE(sites.size() == 1);
     CHECK(sites[0].method != Method::refused);
@@ -262,6 +292,36 @@ TEST_CASE("patched functions behave as before, each alone, and are hit once a ca
     lab.disarm();
     check_same(lab, sites, 10);
   }
+}
+
+TEST_CASE("the steps of a detour say where each of its instructions stands, by single-stepping") {
+  Laboratory lab;
+  size_t compared = 0;
+  for (auto& f : lab.functions()) {
+    if (needs_caller(f)) continue;
+    CAPTURE(std::string(f.name));
+    auto truth = step_through(lab, f, lab.address(f), lab.address(f) + f.end - f.begin + 16);
+    for (bool force : {false, true}) {
+      auto& site = lab.plan({f.name}, true, force)[0];
+      trap_sites = &lab.plan({f.name}, true, force);
+      lab.arm();
+      auto inside = step_through(lab, f, site.detour.value, site.detour.value - 8 + site.detour_bytes.size());
+      lab.disarm();
+      CHECK(inside.size() >= 4);  // a trap leads to the first without a step
+      uint64_t at_entry = truth.begin()->second;
+      for (auto [pc, sp] : inside) {
+        auto step = std::find_if(site.steps.begin(), site.steps.end(), [&](auto& s) { return s.offset == pc - site.detour.value; });
+        REQUIRE(step != site.steps.end());
+        uint64_t original = site.patch.value + static_cast<uint64_t>(std::max<int>(step->original, 0));
+        uint64_t expected = step->original < 0 ? at_entry : truth.contains(original) ? truth[original] : 0;
+        // The place behind the nops of an entry, or behind a window, may be passed in the detour only.
+        if (expected == 0) continue;
+        CHECK(sp + static_cast<uint64_t>(int64_t{step->sp_adjust}) == expected);
+        compared++;
+      }
+    }
+  }
+  CHECK(compared > 500);
 }
 
 TEST_CASE("traps everywhere behave as before") {
