@@ -50,12 +50,6 @@ bool Targets::any(uint64_t from, uint64_t to) const {
   return false;
 }
 
-bool Targets::plausible(uint64_t function) const {
-  size_t i = view_.function_from(function);
-  return i < state_.size() && view_.functions[i].begin == function &&
-         (state_[i] == decoded || state_[i] == decoded_and_ends);
-}
-
 bool Targets::loops_to(uint64_t function, uint64_t to) const {
   return to - function <= kLandingPad && heads_.contains(to);
 }

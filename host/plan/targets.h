@@ -32,8 +32,6 @@ class Targets {
   // Marks what the code around [from, to) may reach with 8-bit branches: decodes each function there once, from its
   // start; code that does not decode as such is searched byte by byte.
   void add_near(uint64_t from, uint64_t to);
-  // Whether the function that starts here decoded without contradiction. Only after add_near over it.
-  bool plausible(uint64_t function) const;
   // Whether a jump (not a call) within the function leads to `to`. Only after add_near over it.
   bool loops_to(uint64_t function, uint64_t to) const;
   // Whether control cannot run over the end of the function that starts here. Only after add_near over it.

@@ -45,7 +45,7 @@ Window window_at(const CodeView& view, const Targets& targets, CodeRange functio
     uint64_t at = w.patch + w.length;
     bool ended = !w.insns.empty() && ends_flow(w.insns.back().flow);
     if (ended || at >= function.end) {
-      // What follows must be reached by some branch, or is filler.
+      // What follows is reached by some branch, as landing pad or through a table, seen or not; or it is filler.
       if (w.insns.empty()) return stop(Refusal::not_code, at);
       if (!ended || !is_dead_padding(view, targets, at, w.patch + kJumpBytes)) return stop(Refusal::too_small, at);
       break;
