@@ -6,6 +6,7 @@
 #include "core/base/check.h"
 #include "host/plan/hijack.h"
 #include "host/plan/planner.h"
+#include "host/plan/runtime.h"
 
 namespace sonde::host {
 namespace {
@@ -24,7 +25,8 @@ Refusal refused_at_once(const CodeView& view, const Image& image, const Function
 NoHijack no_hijack(const CodeView& view, const Function& f, CodeRange range) {
   if (NoHijack named = no_hijack_by_name(f.name); named != NoHijack::none) return named;
   for (const std::string& alias : f.aliases)
-    if (NoHijack named = no_hijack_by_name(std::string_view(alias).substr(0, alias.find('@'))); named != NoHijack::none) return named;
+    if (NoHijack named = no_hijack_by_name(std::string_view(alias).substr(0, alias.find('@'))); named != NoHijack::none)
+      return named;
   return no_hijack_by_code(view, range);
 }
 
@@ -39,6 +41,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
   ImagePlan plan;
   plan.sites.resize(request.functions.size());
   std::vector<CodeRange> ranges;
+  NoHijack whole_image = no_hijack_in_image(image);
   for (size_t i = 0; i < request.functions.size(); i++) {
     SitePlan& site = plan.sites[i];
     SONDE_CHECK(request.functions[i] < functions.size());
@@ -47,7 +50,8 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
     site.entry = site.patch = loaded.to_target(f.range.begin);
     ranges.push_back({site.entry.value, loaded.to_target(f.range.end).value});
     site.refusal = refused_at_once(view, image, f, site.entry.value);
-    if (site.refusal == Refusal::none) site.no_hijack = no_hijack(view, f, ranges.back());
+    if (site.refusal == Refusal::none)
+      site.no_hijack = whole_image != NoHijack::none ? whole_image : no_hijack(view, f, ranges.back());
   }
   Planner planner(view, request);
   planner.plan(plan.sites, ranges);

@@ -34,6 +34,7 @@ enum class NoHijack : uint8_t {
   pops_arguments,        // ret imm16
   sanitizer_entry,
   no_unwinder,           // its image's private unwinder cannot be found
+  runtime_scans_stacks,  // its runtime looks up the return addresses on its stacks (V8, HotSpot, Go)
   pops_return_address,   // pops or changes its return slot
 };
 
