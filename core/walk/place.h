@@ -47,6 +47,11 @@ constexpr bool is_simple(const Row& row) {
   return true;
 }
 
+// What a RowCache's reference means, unless it is kOutermost.
+inline const Row* row_at(const TableArena* arena, uint32_t reference) {
+  return reinterpret_cast<const Row*>(reinterpret_cast<const char*>(arena) + uint64_t{reference} * 4);
+}
+
 template <class Isa, WalkMemory Memory>
 class Places {
  public:
@@ -79,7 +84,7 @@ class Places {
     Place place{.code = code};
     if (reference == RowCache::kOutermost) return place.kind = Kind::outermost, place;
     place.kind = Kind::row, place.simple = true;
-    place.row = reinterpret_cast<const Row*>(reinterpret_cast<const char*>(&arena_.header()) + uint64_t{reference} * 4);
+    place.row = row_at(&arena_.header(), reference);
     return place;
   }
 

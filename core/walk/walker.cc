@@ -13,11 +13,21 @@ namespace {
 
 constexpr unsigned kMaxLeftStacks = 4;
 
+// Registers that a caller has if its callee had them.
+template <class Isa>
+constexpr uint64_t kept_registers() {
+  uint64_t mask = uint64_t{1} << Isa::kSp | uint64_t{1} << Isa::kPc;
+  for (uint8_t reg : Isa::kSaved) mask |= uint64_t{1} << reg;
+  return mask;
+}
+template <class Isa>
+constexpr uint64_t kKept = kept_registers<Isa>();
+
 template <class Isa, WalkMemory Memory>
 class Walker {
  public:
   Walker(const TableArena* arena, RowCache* cache, Memory& memory, std::span<Frame> out)
-      : places_(arena, cache, memory), memory_(memory), out_(out) {}
+      : places_(arena, cache, memory), arena_(arena), cache_(cache), memory_(memory), out_(out) {}
 
   WalkResult run(const WalkStart<Isa>& start) {
     regs_ = start.regs;
@@ -26,6 +36,7 @@ class Walker {
     on_stack_ = memory_.stack_at(sp(), &stack_);
     unsigned limit = start.max_frames < out_.size() ? start.max_frames : static_cast<unsigned>(out_.size());
     for (;;) {
+      if (result_.frames < limit && remembered_step()) continue;
       leave_detour();
       Place place = places_.at(code_, sp(), next_.recovered & kInDetour);
       if (result_.frames == limit) return cut(limit == out_.size() ? Reason::buffer_full : Reason::depth_limit);
@@ -59,6 +70,47 @@ class Walker {
   };
 
   Addr sp() const { return regs_.sp(); }
+
+  // Nearly every step of a warm walk: the pc is in the cache, so it passed all checks before and lies in no detour, and its
+  // row is simple. Shows the frame and makes regs_ its caller's. False, with nothing changed, if anything is unusual: the
+  // long way finds the reason.
+  [[gnu::always_inline]] bool remembered_step() {
+    if (!cache_ || failed_ || !on_stack_ || next_.reason != Reason::reliable || was_trap_handler_) return false;
+    uint32_t reference = cache_->find(code_, arena_->generation);
+    if (reference <= RowCache::kOutermost) return false;
+    const Row& row = *row_at(arena_, reference);
+    uint64_t cfa = regs_.get(row.cfa_reg) + static_cast<uint64_t>(int64_t{row.cfa_offset}), value;
+    if (!regs_.has(row.cfa_reg) || cfa <= sp().value || cfa > stack_.end.value || cfa % 8) return false;
+    if (!load(Addr(cfa) + row.ra_offset, &value)) return false;
+    // Slots that cannot be read leave their register unknown, on the long way too.
+    uint64_t valid = regs_.valid & kKept<Isa>;
+    for (unsigned i = 0; i < Isa::kSaved.size(); i++) {
+      const SavedReg saved = row.saved[i];
+      if (saved.kind == ValueKind::same) continue;
+      const uint64_t bit = uint64_t{1} << Isa::kSaved[i];
+      bool known = saved.kind == ValueKind::at_cfa && load(Addr(cfa) + saved.offset, &regs_.value[Isa::kSaved[i]]);
+      valid = known ? valid | bit : valid & ~bit;
+    }
+    regs_.valid = valid;
+    Frame& frame = out_[result_.frames++];
+    frame.pc = code_.pc, frame.cfa = Addr(cfa), frame.source = next_.source, frame.reason = Reason::reliable;
+    frame.recovered = next_.recovered, frame.is_return = code_.is_return;
+    next_ = Next{};
+    Addr pc(value);
+    if (in_trampolines(*arena_, pc)) resolve(Code<Isa>::kKeyIsSlot ? Addr(cfa) + row.ra_offset : Addr(cfa), &pc, &next_);
+    regs_.set(Isa::kSp, cfa);
+    regs_.set(Isa::kPc, pc.value);
+    code_ = {pc, true};
+    return true;
+  }
+
+  // A word of the stack that the walk is on.
+  bool load(Addr at, uint64_t* value) {
+    if constexpr (requires { Memory::load(at); }) {
+      if (RawMemory::holds_word(stack_, at)) return *value = Memory::load(at), true;
+    }
+    return memory_.read(at, value);
+  }
 
   Frame& show(const Place& place) {
     Frame& frame = out_[result_.frames++];
@@ -294,6 +346,8 @@ class Walker {
   }
 
   Places<Isa, Memory> places_;
+  const TableArena* arena_;
+  RowCache* cache_;
   Memory& memory_;
   std::span<Frame> out_;
   WalkResult result_;
