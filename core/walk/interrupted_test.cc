@@ -282,6 +282,22 @@ TEST_CASE("walk: at a return instruction the row must agree, and registers are r
   }
 }
 
+TEST_CASE("walk: rows that describe the context to come are not believed") {
+  Signal<X86_64> w;
+  // As in longjmp: CFA from a register that holds the new sp, return address in another register.
+  Row row;
+  row.cfa_reg = X86_64::r8, row.ra_kind = ValueKind::in_register, row.ra_offset = X86_64::rdx;
+  w.rows[kWork] = row;
+  w.at(kWork, w.kWorkSp);
+  w.start.regs.set(X86_64::r8, w.kWorkSp + 48), w.start.regs.set(X86_64::rdx, w.in_start);
+  CHECK(w.walk_reliable().reasons() == Reasons{Reason::special_code});
+  // vfork keeps its return address in a register, above a frame that is its own.
+  w.rows[kWork].cfa_reg = X86_64::rsp;
+  w.at(kWork, w.kWorkSp + 8);
+  w.start.regs.set(X86_64::rdx, w.in_main);
+  CHECK(w.walk_reliable().pcs() == Pcs{kWork, w.in_main, w.in_start});
+}
+
 TEST_CASE("walk: AArch64 leaf, and a link register that a call has overwritten (S31)") {
   Signal<Aarch64> w;
   Row leaf{.cfa_reg = Aarch64::sp, .ra_kind = ValueKind::same};

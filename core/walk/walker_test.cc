@@ -106,6 +106,31 @@ TEST_CASE_TEMPLATE("walk: a return address that no call precedes", Isa, X86_64, 
   CHECK(w.walk_reliable().pcs() == Pcs{kLeaf + 8, w.in_middle, w.in_main});
 }
 
+TEST_CASE_TEMPLATE("walk: a call that does not return may be the last instruction of its function", Isa, X86_64, Aarch64) {
+  Chain<Isa> w;
+  uint64_t end = kMiddle + 0x40;  // what begins here has another row
+  w.rows[end] = World<Isa>::row(Isa::kSp, 48);
+  w.word(w.kLeafCfa - 8, w.call_site(end));
+  RowCache cache;
+  for (int i = 0; i < 2; i++) CHECK(w.walk(&cache).pcs() == Pcs{kLeaf + 8, end, w.in_main, w.in_start});
+}
+
+TEST_CASE_TEMPLATE("walk: a warm cache changes no verdict on a damaged stack", Isa, X86_64, Aarch64) {
+  Chain<Isa> w;
+  RowCache cache;
+  CHECK(w.walk(&cache).result.whole());
+  auto same = [&] {
+    auto cold = w.walk(), warm = w.walk(&cache);
+    CHECK(warm.pcs() == cold.pcs());
+    CHECK(warm.reasons() == cold.reasons());
+    CHECK(!warm.result.whole());
+  };
+  w.word(w.kMiddleCfa - 8, 0x1234), same();
+  w.word(w.kMiddleCfa - 8, w.in_main), w.stacks[0].end = Addr(w.kMainCfa - 8), same();
+  w.stacks[0].end = Addr(w.kStackEnd), w.entry(1, w.in_main, 0), w.word(w.kMiddleCfa - 8, w.trampoline(1)), same();
+  w.at(kLeaf + 8, w.kSp + 4), same();
+}
+
 TEST_CASE_TEMPLATE("walk: a gap in the tables stops a reliable walk; another goes on by the frame pointer, marked", Isa, X86_64,
                    Aarch64) {
   Chain<Isa> w;
@@ -185,10 +210,14 @@ TEST_CASE_TEMPLATE("walk: trampolines in slots are resolved by their own entries
         w.entry(number, w.word_at(cfas[i] - 8), w.key(cfas[i]));
         w.word(cfas[i] - 8, w.trampoline(number));
       }
-    auto stack = w.walk_reliable();
-    CHECK(stack.pcs() == w.pcs());
-    CHECK(stack.result.whole());
-    for (unsigned i = 0; i < 3; i++) CHECK((stack.frames[i + 1].recovered == kRecoveredReturn) == (subset >> i & 1));
+    RowCache cache;
+    for (bool warm : {false, true}) {
+      CAPTURE(warm);
+      auto stack = w.walk(&cache);
+      CHECK(stack.pcs() == w.pcs());
+      CHECK(stack.result.whole());
+      for (unsigned i = 0; i < 3; i++) CHECK((stack.frames[i + 1].recovered == kRecoveredReturn) == (subset >> i & 1));
+    }
   }
 }
 
