@@ -113,7 +113,8 @@ std::vector<uint32_t> Selection::select(const Image& image, bool is_program) con
   std::string base = base_name(image.path());
   bool wanted = false;
   for (const Pattern& pattern : patterns_) {
-    if (!pattern.module.empty() && !glob(pattern.module, base)) continue;
+    // libx.so.0 is also meant where the mapped file is libx.so.0.8.6.
+    if (!pattern.module.empty() && !glob(pattern.module, base) && !glob(pattern.module + ".*", base)) continue;
     // A bare "*" would otherwise mean the C library too.
     if (pattern.module.empty() && pattern.name == "*" && !pattern.exclude && !is_program) continue;
     here.push_back(pattern);

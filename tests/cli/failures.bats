@@ -1,0 +1,63 @@
+# What goes wrong is said in one line that helps, and never harms the program.
+load common
+bats_require_minimum_version 1.5.0
+
+@test "a pattern that matches nothing: exit 2 and the nearest names" {
+  run -2 "$SONDE" record -o trace -f 'sqlite3_prepar' -- sqlite3 :memory: 'select 1'
+  [[ "$output" == *"no function matches"*"nearest:"*"sqlite3_prepare"* ]]
+  [[ "$output" != *$'\n'* ]]
+}
+
+@test "a static program is refused with its reason" {
+  echo 'int main(void) { return 0; }' >static.c
+  gcc -static static.c -o static
+  run -126 "$SONDE" record -o trace -- ./static
+  [[ "$output" == *"statically linked"* ]]
+}
+
+@test "a trace cut anywhere is read to its last whole chunk" {
+  echo 'int f(int x) { return x + 1; } int main(void) { int s = 0; for (int i = 0; i < 100; i++) s = f(s); return 0; }' >small.c
+  gcc -O0 small.c -o small
+  "$SONDE" record -q -o trace -- ./small
+  size=$(stat -c %s trace)
+  for at in $(seq 0 37 "$size") $((size - 1)); do
+    head -c "$at" trace >cut
+    status=0
+    timeout 20 "$SONDE" report cut >cut.out 2>&1 || status=$?
+    [ "$status" -eq 0 ] || [ "$status" -eq 1 ] || { echo "cut at $at: status $status"; cat cut.out; return 1; }
+    grep -qE 'note: |not a trace' cut.out || { echo "cut at $at: nothing said"; cat cut.out; return 1; }
+  done
+}
+
+@test "a full disk does not harm the program" {
+  status=0
+  "$SONDE" record -o /dev/full -- sh -c 'exit 4' >out 2>&1 || status=$?
+  [ "$status" -eq 1 ] || [ "$status" -eq 4 ]
+  grep -q 'No space left' out
+}
+
+@test "report without a trace says what to type" {
+  run -1 "$SONDE" report
+  [[ "$output" == *"no such file"*"sonde record"* ]]
+}
+
+@test "killing the recorder frees a waiting program, which ends as untraced" {
+  cat >storm.c <<'C'
+#include <stdio.h>
+__attribute__((noinline)) int f(int x) { __asm__ volatile(""); return x + 1; }
+int main(void) { int s = 0; for (int i = 0; i < 60000000; i++) s = f(s); printf("%d\n", s); return 5; }
+C
+  gcc -O2 storm.c -o storm
+  "$SONDE" record -q -o trace -f f -- ./storm >out &
+  recorder=$!
+  sleep 0.5
+  target=$(pgrep -P $recorder -x storm)
+  kill -9 $recorder
+  for i in $(seq 100); do
+    kill -0 "$target" 2>/dev/null || break
+    sleep 0.1
+  done
+  ! kill -0 "$target" 2>/dev/null
+  [ "$(cat out)" = 60000000 ]
+  "$SONDE" report trace | grep -q 'end of the recording is missing'
+}
