@@ -40,6 +40,7 @@ void on_signal(int signal, siginfo_t* info, void*) {
 }
 
 void watch_signals() {
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is a full disk, not the end
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
     struct sigaction before, action{};
     sigaction(signal, nullptr, &before);
@@ -177,7 +178,7 @@ class Recording {
   // Drains until the program ends, or until the second Ctrl-C. Value: its wait status, or -1 if it still runs.
   int attend(Service& service) {
     for (;;) {
-      bool any = recorder_->poll();
+      recorder_->poll();
       if (auto served = service.poll(); !served) {
         meta_.notes.push_back(served.error().message);
       } else if (*served) {
@@ -187,7 +188,7 @@ class Recording {
       pid_t pid = waitpid(target_->pid(), &wait_status, WNOHANG);
       if (pid == target_->pid()) return wait_status;
       if (interrupted >= 2) return -1;
-      if (!any) usleep(500);
+      usleep(static_cast<useconds_t>(recorder_->pause_ns() / 1000));
     }
   }
 

@@ -21,7 +21,8 @@ bool may_wait(SessionHeader* session, RingHeader* ring, uint64_t end) {
   if (session->policy != FullPolicy::wait) return false;
   int64_t unpublished = static_cast<int64_t>(end - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED));
   if (unpublished > static_cast<int64_t>(session->ring_bytes)) return false;
-  if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording)) return false;
+  if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording))
+    return false;
   return recorder_alive(session);
 }
 

@@ -26,7 +26,7 @@ namespace sonde {
 
 struct Reservation {
   uint64_t* words = nullptr;  // null: lost (already counted in ring and site)
-  uint64_t offset = 0;        // where the reserved bytes start (a hole in front of words included), since the ring was taken
+  uint64_t offset = 0;  // where the reserved bytes start (a hole in front of words included), since the ring was taken
 };
 
 // Takes a free ring for the calling thread: one compare-exchange per try. Null if there is none (not counted).

@@ -1,30 +1,42 @@
-// Records before compression: ticks become differences, so that most bytes are zero. The first word of a record, which
-// gives its length, stays as it is.
+// Records before compression. What repeats (the first words of records, the frames of stacks) goes into a dictionary,
+// ticks become differences of few bytes, and each kind of value gets a column of its own: 24 bytes of a call become
+// about 5, which compress in a fifth of the time. docs/formats.md has the layout.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "core/event/record.h"
 
 namespace sonde::host {
 
-// Both directions in place. The words must be whole records. False if they are not.
-inline bool encode_ticks(std::span<uint64_t> words, bool decode) {
-  uint64_t last = 0;
-  for (size_t at = 0; at < words.size();) {
-    uint32_t n = record_words(words[at]);
-    if (n == 0 || at + n > words.size()) return false;
-    RecordType type = record_type(words[at]);
-    if (type != RecordType::hole) {
-      uint64_t entry = decode ? words[at + 1] + last : words[at + 1];
-      if (type == RecordType::call) words[at + 2] = decode ? words[at + 2] + entry : words[at + 2] - entry;
-      words[at + 1] = decode ? entry : entry - last;
-      last = entry;
-    }
-    at += n;
-  }
-  return true;
-}
+class RecordEncoder {
+ public:
+  RecordEncoder();
+  // Appends the encoded form to `out`. `words` are whole records, which must have been checked; holes are left out.
+  void encode(std::span<const uint64_t> words, std::vector<uint8_t>& out);
+
+ private:
+  struct Cached {
+    uint64_t word;
+    uint32_t index, chunk;  // valid for this chunk only
+  };
+  struct Columns;
+  static constexpr unsigned kCacheBits = 11;
+
+  // Number in the dictionary; a word that is not cached gets a new one, the dictionary's size before.
+  uint32_t number(uint64_t word);
+
+  std::unique_ptr<Cached[]> cache_;
+  uint32_t chunk_ = 0;
+  std::vector<uint64_t> dictionary_;
+  std::vector<uint8_t> columns_;
+};
+
+// Whole records again, or nothing if the bytes contradict themselves. Any bytes are safe.
+std::optional<std::vector<uint64_t>> decode_records(std::span<const uint8_t> bytes);
 
 }  // namespace sonde::host

@@ -1,16 +1,18 @@
 // The trace file: a header, then chunks that each stand for themselves (docs/formats.md). A file cut at any byte is read
-// up to its last whole chunk; a chunk of records tells its thread, so nothing but whole chunks is needed to use it.
+// up to its last whole chunk, one damaged in the middle without the chunk it concerns; a chunk of records tells its
+// thread, so nothing but whole chunks is needed to use it.
 //
 //   FileHeader | Chunk { ChunkHeader, zstd frame } ...
 //
 // Metadata chunks are JSON objects that add to what is known (images and sites may come later, with dlopen); record chunks
-// hold words of core/event/record.h of one thread. The last chunk is of kind `end`; without it the recorder died.
+// hold the records of one thread (encode.h). The last chunk is of kind `end`; without it the recorder died.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "core/event/session.h"
 #include "host/error.h"
 #include "host/trace/clock.h"
+#include "host/trace/encode.h"
 
 namespace sonde::host {
 
@@ -51,7 +54,7 @@ struct TraceMeta {
   uint32_t pid = 0;
   bool stacks = false;
   std::string policy;
-  ClockSample start, end;  // end: {} if the recorder died
+  ClockSample start, end;  // without an end chunk: when the last account was given; {} if none was
   int wait_status = -1;  // of the program; -1: unknown
   bool complete = false;  // the end chunk is there
   int64_t longest_pause_ns = 0;
@@ -72,13 +75,16 @@ class TraceWriter {
   TraceWriter& operator=(TraceWriter&&) = delete;
   ~TraceWriter();
 
-  // From the first failure on (disk full, limit reached) nothing more is written but the end, if it fits; failure() says
-  // why, unwritten_bytes() how much was left out.
+  // From the first failure on (disk full, limit reached) nothing more is written but the end, for which room is kept
+  // where the file system can reserve it; failure() says why, unwritten_bytes() how much was left out.
   void start(const TraceMeta& meta);
   void images(std::span<const TraceImage> added);
   void sites(std::span<const TraceSite> added);
   void thread(uint32_t index, const TraceThread& thread);
+  // Whole and checked records.
   void records(uint32_t thread, std::span<const uint64_t> words);
+  // How the threads stand, in case there will be no end.
+  void account(const ClockSample& now, std::span<const TraceThread> threads);
   void end(const TraceMeta& meta);
 
   const std::string& failure() const { return failure_; }
@@ -90,12 +96,13 @@ class TraceWriter {
   void write_chunk(uint32_t kind, std::span<const uint8_t> raw);
   void write_json(uint32_t kind, const std::string& text);
   bool write_all(std::span<const uint8_t> bytes);
+  void reserve_room();
 
   int fd_;
-  uint64_t max_bytes_, bytes_ = 0, unwritten_ = 0;
+  uint64_t max_bytes_, bytes_ = 0, unwritten_ = 0, reserved_ = 0;
   std::string failure_;
-  std::vector<uint8_t> packed_;
-  std::vector<uint64_t> words_;
+  std::vector<uint8_t> packed_, encoded_;
+  RecordEncoder encoder_;
   struct ZSTD_CCtx_s* zstd_ = nullptr;
 };
 
@@ -117,7 +124,10 @@ class TraceReader {
     uint32_t packed, raw;
   };
   Result<void> scan(const std::string& path);
+  void add_chunk(uint64_t at, uint32_t kind, uint32_t packed, uint32_t raw);
+  void say_what_is_missing(uint64_t end_of_chunks, uint64_t skipped);
   void merge(const std::string& json);
+  void merge_end(const nlohmann::json& end);
 
   const uint8_t* data_ = nullptr;
   uint64_t size_ = 0;

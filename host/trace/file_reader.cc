@@ -1,3 +1,5 @@
+// Reads what whole chunks hold. Nothing in the file is believed: sizes are checked before they are used, and what does
+// not fit together is left out with a note.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -21,17 +23,25 @@ using nlohmann::json;
 
 namespace {
 
+constexpr size_t kMaxThreadsInFile = 1 << 20;
+
 ClockSample clock_from(const json& j) {
   return {j.value("ticks", uint64_t{0}), j.value("monotonic_ns", int64_t{0}), j.value("wall_ns", int64_t{0})};
 }
 
-template <class Word>
-std::optional<std::vector<Word>> unpack(const uint8_t* packed, uint32_t packed_size, uint32_t raw_size) {
-  if (raw_size % sizeof(Word) != 0) return std::nullopt;
-  std::vector<Word> raw(raw_size / sizeof(Word));
+std::optional<std::vector<uint8_t>> unpack(const uint8_t* packed, uint32_t packed_size, uint32_t raw_size) {
+  std::vector<uint8_t> raw(raw_size);
   size_t got = ZSTD_decompress(raw.data(), raw_size, packed, packed_size);
   if (ZSTD_isError(got) || got != raw_size) return std::nullopt;
   return raw;
+}
+
+using Losses = std::array<uint64_t, kLossCauses>;
+
+TraceThread thread_from(const json& t) {
+  return {t.at("pid"),          t.at("tid"),        t.at("name"),
+          t.at("calls"),        t.at("records"),    t.at("waits"),
+          t.at("waited_ticks"), t.at("lost_calls"), t.at("lost").get<Losses>()};
 }
 
 // The chunk's header, if a whole and unharmed chunk starts there.
@@ -89,26 +99,43 @@ Result<void> TraceReader::scan(const std::string& path) {
   if (header.version != kTraceVersion)
     return fail(
         fmt::format("{} is a trace of version {}, this sonde reads version {}", path, header.version, kTraceVersion));
-  uint64_t at = sizeof header;
+  uint64_t at = sizeof header, good = at, skipped = 0;
   while (at < size_) {
     auto chunk = chunk_at(data_, size_, at);
-    if (!chunk) break;
-    const uint8_t* packed = data_ + at + sizeof(ChunkHeader);
-    if (chunk->kind == kChunkRecords) {
-      record_chunks_.push_back({at, chunk->packed, chunk->raw});
-    } else if (auto text = unpack<char>(packed, chunk->packed, chunk->raw)) {
-      merge(std::string(text->begin(), text->end()));
-      meta_.complete |= chunk->kind == kChunkEnd;
+    if (chunk) {
+      skipped += at - good;
+      add_chunk(at, chunk->kind, chunk->packed, chunk->raw);
+      good = at += sizeof(ChunkHeader) + chunk->packed;
+      continue;
     }
-    at += sizeof(ChunkHeader) + chunk->packed;
+    // Damaged here: the next place that looks like a chunk, if there is any.
+    const void* next = memmem(data_ + at + 1, size_ - at - 1, &kChunkMagic, sizeof kChunkMagic);
+    if (!next) break;
+    at = static_cast<uint64_t>(static_cast<const uint8_t*>(next) - data_);
   }
-  if (at < size_)
-    meta_.notes.push_back(
-        fmt::format("the file is damaged or cut: {} bytes behind offset {} are not used", size_ - at, at));
+  say_what_is_missing(good, skipped);
+  return {};
+}
+
+void TraceReader::add_chunk(uint64_t at, uint32_t kind, uint32_t packed, uint32_t raw) {
+  if (kind == kChunkRecords) {
+    record_chunks_.push_back({at, packed, raw});
+  } else if (auto text = unpack(data_ + at + sizeof(ChunkHeader), packed, raw)) {
+    merge(std::string(text->begin(), text->end()));
+    meta_.complete |= kind == kChunkEnd;
+  } else {
+    meta_.notes.push_back(fmt::format("the metadata chunk at offset {} cannot be unpacked", at));
+  }
+}
+
+void TraceReader::say_what_is_missing(uint64_t end_of_chunks, uint64_t skipped) {
+  if (skipped) meta_.notes.push_back(fmt::format("the file is damaged: {} bytes in its middle are not used", skipped));
+  if (end_of_chunks < size_)
+    meta_.notes.push_back(fmt::format("the file is damaged or cut: its last {} bytes, behind offset {}, are not used",
+                                      size_ - end_of_chunks, end_of_chunks));
   if (!meta_.complete)
     meta_.notes.push_back(
         "the end of the recording is missing: the recorder was killed, is still running, or the file was cut");
-  return {};
 }
 
 // Adds what one metadata chunk says. Written by us, but perhaps not what we read: what does not fit is left out.
@@ -117,43 +144,30 @@ void TraceReader::merge(const std::string& text) {
   if (!j.is_object()) return;
   try {
     if (j.contains("start")) {
-      meta_.start = clock_from(j["start"]);
-      meta_.command = j["command"].get<std::vector<std::string>>();
-      meta_.pid = j["pid"];
-      meta_.stacks = j["stacks"];
-      meta_.policy = j["policy"];
+      meta_.start = clock_from(j.at("start"));
+      meta_.command = j.at("command").get<std::vector<std::string>>();
+      meta_.pid = j.at("pid");
+      meta_.stacks = j.at("stacks");
+      meta_.policy = j.at("policy");
     }
-    for (const json& i : j.value("images", json::array())) {
-      TraceImage image{i["path"], i["build_id"], i["begin"], i["end"], i["bias"], i["from"]};
-      meta_.images.push_back(std::move(image));
-    }
+    for (const json& i : j.value("images", json::array()))
+      meta_.images.push_back({i.at("path"), i.at("build_id"), i.at("begin"), i.at("end"), i.at("bias"), i.at("from")});
     for (const json& s : j.value("sites", json::array()))
       meta_.sites.push_back({s.at(0), s.at(1), s.at(2), s.at(3), s.at(4), s.at(5), s.at(6)});
     if (j.contains("thread")) {
-      const json& t = j["thread"];
-      size_t index = t["index"];
-      if (index < 1 << 20 && meta_.threads.size() <= index) meta_.threads.resize(index + 1);
+      const json& t = j.at("thread");
+      size_t index = t.at("index");
+      if (index < kMaxThreadsInFile && meta_.threads.size() <= index) meta_.threads.resize(index + 1);
       TraceThread& thread = meta_.threads.at(index);
-      thread.pid = t["pid"], thread.tid = t["tid"], thread.name = t["name"];
+      thread.pid = t.at("pid"), thread.tid = t.at("tid"), thread.name = t.at("name");
     }
-    if (!j.contains("end")) return;
-    meta_.end = clock_from(j["end"]);
-    meta_.wait_status = j["wait_status"];
-    meta_.longest_pause_ns = j["longest_pause_ns"];
-    meta_.lost_no_thread_state = j["lost_no_thread_state"];
-    meta_.unwritten_bytes = j["unwritten_bytes"];
-    meta_.notes = j["notes"].get<std::vector<std::string>>();
-    if (std::string failure = j["failure"]; !failure.empty())
-      meta_.notes.push_back(
-          fmt::format("{} bytes of records could not be written: {}", meta_.unwritten_bytes, failure));
-    std::vector<TraceThread> threads;
-    for (const json& t : j["threads"])
-      threads.push_back({t["pid"], t["tid"], t["name"], t["calls"], t["records"], t["waits"], t["waited_ticks"],
-                         t["lost_calls"], t["lost"].get<std::array<uint64_t, kLossCauses>>()});
-    meta_.threads = std::move(threads);
-    for (const json& s : j["site_lost"]) meta_.site_lost[s.at(0)] = s.at(1).get<std::array<uint64_t, kLossCauses>>();
-    const json& to = j["image_to"];
-    for (size_t i = 0; i < to.size() && i < meta_.images.size(); i++) meta_.images[i].to_ticks = to[i];
+    if (j.contains("threads")) {
+      std::vector<TraceThread> threads;
+      for (const json& t : j.at("threads")) threads.push_back(thread_from(t));
+      meta_.threads = std::move(threads);
+    }
+    if (j.contains("account")) meta_.end = clock_from(j.at("account"));
+    if (j.contains("end")) merge_end(j);
   } catch (const json::exception& error) {
     meta_.notes.push_back(fmt::format("a metadata chunk could not be understood: {}", error.what()));
   } catch (const std::out_of_range&) {
@@ -161,19 +175,34 @@ void TraceReader::merge(const std::string& text) {
   }
 }
 
+void TraceReader::merge_end(const nlohmann::json& j) {
+  meta_.end = clock_from(j.at("end"));
+  meta_.wait_status = j.at("wait_status");
+  meta_.longest_pause_ns = j.at("longest_pause_ns");
+  meta_.lost_no_thread_state = j.at("lost_no_thread_state");
+  meta_.unwritten_bytes = j.at("unwritten_bytes");
+  auto notes = j.at("notes").get<std::vector<std::string>>();
+  meta_.notes.insert(meta_.notes.end(), notes.begin(), notes.end());
+  if (std::string failure = j.at("failure"); !failure.empty())
+    meta_.notes.push_back(fmt::format("{} bytes of records could not be written: {}", meta_.unwritten_bytes, failure));
+  for (const json& s : j.at("site_lost")) meta_.site_lost[s.at(0)] = s.at(1).get<Losses>();
+  const json& to = j.at("image_to");
+  for (size_t i = 0; i < to.size() && i < meta_.images.size(); i++) meta_.images[i].to_ticks = to.at(i);
+}
+
 Result<void> TraceReader::each(const std::function<void(uint32_t, std::span<const uint64_t>)>& visit) const {
   for (const ChunkAt& chunk : record_chunks_) {
-    auto words = unpack<uint64_t>(data_ + chunk.offset + sizeof(ChunkHeader), chunk.packed, chunk.raw);
-    if (!words || words->empty())
+    auto raw = unpack(data_ + chunk.offset + sizeof(ChunkHeader), chunk.packed, chunk.raw);
+    if (!raw || raw->size() < sizeof(uint32_t))
       return fail(fmt::format("the chunk of records at offset {} cannot be unpacked", chunk.offset));
-    auto records = std::span(*words).subspan(1);
-    if (!encode_ticks(records, true))
-      return fail(fmt::format("the chunk of records at offset {} is damaged", chunk.offset));
-    uint32_t thread = static_cast<uint32_t>((*words)[0]);
-    for (size_t at = 0; at < records.size();) {
-      uint32_t n = record_words(records[at]);
-      if (record_type(records[at]) != RecordType::hole) visit(thread, records.subspan(at, n));
-      at += n;
+    uint32_t thread;
+    std::memcpy(&thread, raw->data(), sizeof thread);
+    auto records = decode_records(std::span(*raw).subspan(sizeof thread));
+    if (!records) return fail(fmt::format("the chunk of records at offset {} is damaged", chunk.offset));
+    auto words = std::span<const uint64_t>(*records);
+    for (size_t at = 0, n; at < words.size(); at += n) {
+      n = record_words(words[at]);
+      visit(thread, words.subspan(at, n));
     }
   }
   return {};

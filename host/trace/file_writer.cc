@@ -1,3 +1,5 @@
+// Chunks are written whole or not at all. Room for the end is reserved ahead of the records, so that a full disk still
+// leaves a file that says what it lacks.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -9,7 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "host/trace/encode.h"
 #include "host/trace/file.h"
 #include "host/trace/file_format.h"
 
@@ -21,9 +22,25 @@ namespace {
 
 constexpr int kLevel = 1;
 constexpr size_t kItemsPerChunk = 20000;
+constexpr uint64_t kReserveStep = 4 << 20, kRoomForEnd = 1 << 20;
 
 json to_json(const ClockSample& c) {
   return {{"ticks", c.ticks}, {"monotonic_ns", c.monotonic_ns}, {"wall_ns", c.wall_ns}};
+}
+
+json to_json(std::span<const TraceThread> threads) {
+  json list = json::array();
+  for (const TraceThread& t : threads)
+    list.push_back({{"pid", t.pid},
+                    {"tid", t.tid},
+                    {"name", t.name},
+                    {"calls", t.calls},
+                    {"records", t.records},
+                    {"waits", t.waits},
+                    {"waited_ticks", t.waited_ticks},
+                    {"lost_calls", t.lost_calls},
+                    {"lost", t.lost}});
+  return list;
 }
 
 // File names and symbols are bytes, JSON is UTF-8: what does not fit is replaced.
@@ -38,7 +55,9 @@ TraceWriter::TraceWriter(TraceWriter&& other) noexcept
       max_bytes_(other.max_bytes_),
       bytes_(other.bytes_),
       unwritten_(other.unwritten_),
+      reserved_(other.reserved_),
       failure_(std::move(other.failure_)),
+      encoder_(std::move(other.encoder_)),
       zstd_(std::exchange(other.zstd_, nullptr)) {}
 
 TraceWriter::~TraceWriter() {
@@ -72,6 +91,20 @@ bool TraceWriter::write_all(std::span<const uint8_t> bytes) {
   }
   bytes_ += bytes.size();
   return true;
+}
+
+// Keeps blocks reserved beyond the end of the file. A file system that cannot do so, or a pipe, goes without.
+void TraceWriter::reserve_room() {
+  while (bytes_ + kRoomForEnd + encoded_.capacity() > reserved_) {
+    if (fallocate(fd_, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(reserved_), kReserveStep) == 0) {
+      reserved_ += kReserveStep;
+    } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      failure_ = std::strerror(errno);
+      return;
+    } else if (errno != EINTR) {
+      reserved_ = ~uint64_t{0};
+    }
+  }
 }
 
 void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw) {
@@ -135,38 +168,33 @@ void TraceWriter::records(uint32_t thread, std::span<const uint64_t> words) {
     unwritten_ += words.size_bytes();
     return;
   }
-  words_.resize(1 + words.size());
-  words_[0] = thread;
-  std::memcpy(words_.data() + 1, words.data(), words.size_bytes());
-  encode_ticks(std::span(words_).subspan(1), false);
-  write_chunk(kChunkRecords, {reinterpret_cast<uint8_t*>(words_.data()), words_.size() * 8});
+  reserve_room();
+  encoded_.assign({static_cast<uint8_t>(thread), static_cast<uint8_t>(thread >> 8), static_cast<uint8_t>(thread >> 16),
+                   static_cast<uint8_t>(thread >> 24)});
+  encoder_.encode(words, encoded_);
+  if (failure_.empty()) write_chunk(kChunkRecords, encoded_);
   if (!failure_.empty()) unwritten_ += words.size_bytes();
 }
 
+void TraceWriter::account(const ClockSample& now, std::span<const TraceThread> threads) {
+  write_json(kChunkMeta, dump({{"account", to_json(now)}, {"threads", to_json(threads)}}));
+}
+
 void TraceWriter::end(const TraceMeta& meta) {
-  json threads = json::array(), lost = json::array(), gone = json::array();
-  for (const TraceThread& t : meta.threads)
-    threads.push_back({{"pid", t.pid},
-                       {"tid", t.tid},
-                       {"name", t.name},
-                       {"calls", t.calls},
-                       {"records", t.records},
-                       {"waits", t.waits},
-                       {"waited_ticks", t.waited_ticks},
-                       {"lost_calls", t.lost_calls},
-                       {"lost", t.lost}});
+  json lost = json::array(), gone = json::array();
   for (const auto& [site, counts] : meta.site_lost) lost.push_back({site, counts});
   for (const TraceImage& i : meta.images) gone.push_back(i.to_ticks);
   write_json(kChunkEnd, dump({{"end", to_json(meta.end)},
                               {"wait_status", meta.wait_status},
                               {"longest_pause_ns", meta.longest_pause_ns},
-                              {"threads", threads},
+                              {"threads", to_json(meta.threads)},
                               {"site_lost", lost},
                               {"image_to", gone},
                               {"lost_no_thread_state", meta.lost_no_thread_state},
                               {"unwritten_bytes", unwritten_},
                               {"failure", failure_},
                               {"notes", meta.notes}}));
+  if (reserved_ && bytes_) (void)!ftruncate(fd_, static_cast<off_t>(bytes_));  // what was reserved and not needed
 }
 
 }  // namespace sonde::host

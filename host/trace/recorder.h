@@ -1,7 +1,9 @@
 // Drains the rings of a session into a trace file and keeps the account. The target is not trusted: indices are copied,
-// then checked, and every record is measured before it is taken; a ring that makes no sense is closed and reported.
+// then checked, and every record is measured before it is taken; a ring that makes no sense is closed, reported and
+// from then on only emptied, so that its thread never waits for room.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,13 +14,17 @@ namespace sonde::host {
 
 class Recorder {
  public:
-  Recorder(Session& session, TraceWriter& writer)
-      : session_(session), writer_(writer), rings_(session.layout().ring_count) {}
+  Recorder(Session& session, TraceWriter& writer);
 
   // Takes what is there. True if there was anything.
   bool poll();
 
-  // A record for a thread of the target that the agent did not write itself (calls in flight at the end).
+  // How long to do something else before the next poll: short enough that no ring gets full meanwhile if its thread goes
+  // on as before, long enough that the threads have the processors for themselves.
+  int64_t pause_ns() const { return pause_ns_; }
+
+  // A record for a thread of the target that the agent did not write itself (calls in flight at the end). It stands
+  // behind what was taken from the thread's ring so far, so: after the last poll.
   void append(uint32_t pid, uint32_t tid, std::span<const uint64_t> record);
 
   // Takes the rest and fills the account: threads, losses, notes.
@@ -30,29 +36,38 @@ class Recorder {
   struct RingView {
     uint32_t thread = 0;  // index into threads_, valid if seen
     bool seen = false, closed = false;
+    bool thread_known = false;  // /proc shows the thread that took it: when it goes, the ring is free
     uint64_t taken_ticks = 0, head = 0;
   };
   struct Thread {
     TraceThread info;
     std::vector<uint64_t> pending;  // words not written yet
   };
-  void look_at(uint32_t ring);
-  bool drain(uint32_t ring);
-  void take(Thread& thread, std::span<const uint64_t> words);
-  bool take_records(uint32_t ring, uint64_t begin, uint64_t end);
+  uint32_t rings_taken() const;
+  bool look_at(uint32_t ring);
+  uint64_t drain(uint32_t ring);
+  uint64_t take_records(RingView& view, const uint64_t* data, uint64_t count, std::string& problem);
   void close_ring(uint32_t ring, const std::string& why);
   void flush(uint32_t thread);
+  void flush_all(int64_t now);
+  void choose_pause(int64_t now, uint64_t fullest);
   void keep_account(uint32_t ring);
+  void note_unfinished_record(uint32_t ring);
   void recycle_ended();
+  bool in_session(uint32_t pid);
+  void note(std::string sentence);
   uint32_t new_thread(uint32_t pid, uint32_t tid);
+  void count_site_losses(TraceMeta& meta);
 
   Session& session_;
   TraceWriter& writer_;
   std::vector<RingView> rings_;
   std::vector<Thread> threads_;
   std::vector<std::string> notes_;
-  uint64_t events_ = 0;
-  int64_t last_flush_ns_ = 0;
+  std::map<uint32_t, bool> processes_;  // those that were asked whether they map the session
+  uint64_t events_ = 0, events_at_account_ = 0;
+  int64_t last_poll_ns_, last_flush_ns_, last_account_ns_;
+  int64_t pause_ns_ = 0;
 };
 
 }  // namespace sonde::host

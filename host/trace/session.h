@@ -19,7 +19,7 @@ struct SessionOptions {
   uint32_t ring_count = 512;
   uint64_t ring_bytes = 1 << 20;  // a power of two, at least 64 KiB
   uint32_t max_sites = kMaxSites;
-  unsigned heartbeat_timeout_ms = 80;  // waiters give up after this: less than 100 ms after a kill -9 of the recorder
+  unsigned heartbeat_timeout_ms = 70;  // waiters give up after this: less than 100 ms after a kill -9 of the recorder
 };
 
 struct SessionLayout {
