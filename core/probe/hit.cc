@@ -11,11 +11,14 @@
 namespace sonde {
 namespace {
 
-bool is_recording(const SessionHeader* session) {
+// The path of nearly every hit is one function without calls; everything else is apart from it.
+#define SONDE_HOT [[gnu::always_inline]] inline
+
+SONDE_HOT bool is_recording(const SessionHeader* session) {
   return __atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording);
 }
 
-ThreadState* this_thread(SessionHeader* session) {
+SONDE_HOT ThreadState* this_thread(SessionHeader* session) {
   void* area = sonde_agent_control.thread_area;
   return __builtin_expect(area != nullptr, 1) ? find_thread(session, area, thread_pointer()) : nullptr;
 }
@@ -23,7 +26,7 @@ ThreadState* this_thread(SessionHeader* session) {
 constexpr uint32_t kRingRetryHits = 4096;
 
 // All rings were taken when the thread came; some may have been freed since.
-[[gnu::noinline, gnu::cold]] bool take_ring_late(SessionHeader* session, ThreadState* thread, uint32_t site) {
+[[gnu::noinline]] bool take_ring_late(SessionHeader* session, ThreadState* thread, uint32_t site) {
   if (++thread->ring_retry % kRingRetryHits == 0)
     thread->ring = ring_take(session, thread->pid, thread->tid, thread->key);
   if (!thread->ring) count_loss(session, nullptr, site, LossCause::no_ring);
@@ -31,7 +34,7 @@ constexpr uint32_t kRingRetryHits = 4096;
 }
 
 // Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
-bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
   Activation& activation = sonde_activations[index];
   if (thread && activation.owner == thread->tid) {
     if (activation.state != EntryState::in_use) return false;
@@ -50,7 +53,7 @@ bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index,
 }
 
 // Ends the activation and those that left the slot to it by tail calls, innermost first.
-void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+SONDE_HOT void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
   for (;;) {
     uint32_t link = sonde_activations[index].link, chain = sonde_activations[index].chain;
     uint64_t slot = sonde_entries[index].slot;
@@ -60,15 +63,15 @@ void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, Exit
   }
 }
 
-inline void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, uint64_t now) {
+SONDE_HOT void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, uint64_t now) {
   ThreadState* thread = this_thread(session);
   if (__builtin_expect(!thread, 0)) return end_chain(session, nullptr, index, kind, now);
   Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
   end_chain(session, thread, index, kind, now);
 }
 
-uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner, uint32_t link,
-                          uint32_t chain) {
+SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner,
+                                    uint32_t link, uint32_t chain) {
   sonde_entries[index] = {real, reinterpret_cast<uint64_t>(slot)};
   Activation& activation = sonde_activations[index];
   activation.site = site;
@@ -111,7 +114,7 @@ uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t
 }
 
 // Ticks of the entry; 0 if the return could not be hooked.
-uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
+SONDE_HOT uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
   uint64_t real = __atomic_load_n(slot, __ATOMIC_RELAXED);
   if (__builtin_expect(is_trampoline(real), 0)) return hijack_shared(session, thread, site, slot, may_reclaim);
   uint32_t index = entry_take(session, thread, may_reclaim);
@@ -136,7 +139,7 @@ void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uin
 }
 
 // What is rare: the engine's own events. False: the hit leaves no record.
-[[gnu::noinline, gnu::cold]] bool engine_event(SessionHeader* session, ThreadState* thread, uint32_t flags) {
+[[gnu::noinline]] bool engine_event(SessionHeader* session, ThreadState* thread, uint32_t flags) {
   if (flags & kSiteLoader) loader_event(session);
   if (flags & kSiteExit && thread) exit_event(session, thread->pid);
   return !(flags & kSiteSilent);
@@ -153,42 +156,66 @@ void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uin
   if (now && !frames.empty()) write_stack(session, thread, site, now, frames);
 }
 
-}  // namespace
-
-void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs, uint64_t own_sp) {
-  uint32_t flags = __atomic_load_n(&session_sites(session)[site_number].flags, __ATOMIC_RELAXED);
-  if (!(flags & kSiteEnabled)) return;
+// What every hit needs before it may record: a thread state with a ring.
+SONDE_HOT ThreadState* recording_thread(SessionHeader* session, uint32_t site) {
   ThreadState* thread = this_thread(session);
-  constexpr uint32_t kEngine = kSiteLoader | kSiteExit | kSiteSilent;
-  if (__builtin_expect(flags & kEngine, 0) && !engine_event(session, thread, flags)) return;
   if (__builtin_expect(!thread, 0)) {
     __atomic_fetch_add(&session->lost_no_thread_state, 1, __ATOMIC_RELAXED);
-    return;
+    return nullptr;
   }
-  if (__builtin_expect(!thread->ring, 0) && !take_ring_late(session, thread, site_number)) return;
+  if (__builtin_expect(!thread->ring, 0) && !take_ring_late(session, thread, site)) return nullptr;
+  return thread;
+}
+
+[[gnu::noinline]] void hit_otherwise(SessionHeader* session, uint32_t number, uint32_t flags, const SiteRegs& regs,
+                                     uint64_t own_sp) {
+  if (!(flags & kSiteEnabled)) return;
+  if (flags & (kSiteLoader | kSiteExit | kSiteSilent) && !engine_event(session, this_thread(session), flags)) return;
+  ThreadState* thread = recording_thread(session, number);
+  if (!thread) return;
+  Guard guard(session, thread, own_sp);
+  if (guard.level() == kMaxContextLevels) return count_loss(session, thread->ring, number, LossCause::nesting);
+  auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
+  if (flags & kSiteStack) hit_with_stack(session, thread, number, flags, regs, guard.level());
+  else if (flags & kSiteHijack) hijack(session, thread, number, slot, guard.level() == 0);
+  else ring_write_entry(session, thread->ring, number, regs.sp, ticks());
+}
+
+constexpr uint32_t kUsual = kSiteEnabled | kSiteHijack;
+
+SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot, uint64_t own_sp) {
+  ThreadState* thread = recording_thread(session, number);
+  if (__builtin_expect(!thread, 0)) return;
   Guard guard(session, thread, own_sp);
   if (__builtin_expect(guard.level() == kMaxContextLevels, 0))
-    return count_loss(session, thread->ring, site_number, LossCause::nesting);
-  if (__builtin_expect(flags & kSiteStack, 0))
-    return hit_with_stack(session, thread, site_number, flags, regs, guard.level());
-  auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
-  if (flags & kSiteHijack) hijack(session, thread, site_number, slot, guard.level() == 0);
-  else ring_write_entry(session, thread->ring, site_number, regs.sp, ticks());
+    return count_loss(session, thread->ring, number, LossCause::nesting);
+  hijack(session, thread, number, slot, guard.level() == 0);
+}
+
+}  // namespace
+
+void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs, uint64_t own_sp) {
+  uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
+  if (flags == kUsual) hit_usual(session, number, reinterpret_cast<uint64_t*>(regs.sp), own_sp);
+  else hit_otherwise(session, number, flags, regs, own_sp);
 }
 
 extern "C" {
 
-void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13, uint64_t r14) {
+void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13, uint64_t r14,
+                    uint64_t r15) {
   SessionHeader* session = sonde_agent_control.session;
   if (__builtin_expect(!session, 0)) return;
   uint32_t number = static_cast<uint32_t>(frame->site);
-  if (__builtin_expect(is_recording(session), 1)) {
-    SiteRegs regs{
-        session_sites(session)[number].patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14};
-    hit_site(session, number, regs, reinterpret_cast<uint64_t>(frame));
-  }
   const Site& site = session_sites(session)[number];
-  if (__builtin_expect(site.flags & kSiteBacktrace, 0)) divert_backtrace(frame, site.resume);
+  uint32_t flags = __atomic_load_n(&site.flags, __ATOMIC_RELAXED);
+  auto own_sp = reinterpret_cast<uint64_t>(frame);
+  if (__builtin_expect(is_recording(session), 1)) {
+    if (__builtin_expect(flags == kUsual, 1)) return hit_usual(session, number, frame->slot, own_sp);
+    SiteRegs regs{site.patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
+    hit_otherwise(session, number, flags, regs, own_sp);
+  }
+  if (flags & kSiteBacktrace) divert_backtrace(frame, site.resume);
 }
 
 void sonde_on_return(uint64_t trampoline, uint64_t now) {

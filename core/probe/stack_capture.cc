@@ -58,6 +58,7 @@ std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, con
   start.regs.set(X86_64::r12, regs.r12);
   start.regs.set(X86_64::r13, regs.r13);
   start.regs.set(X86_64::r14, regs.r14);
+  start.regs.set(X86_64::r15, regs.r15);
   WalkResult result = walk(arena, &scratch->rows, memory, start, std::span(scratch->frames[level]));
   return std::span(scratch->frames[level]).first(result.frames);
 }

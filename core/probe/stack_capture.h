@@ -38,7 +38,7 @@ inline ThreadScratch* thread_scratch(void* area, const ThreadState* thread) {
 
 // What the caller of the site's function left in the registers that functions preserve, and where the site is.
 struct SiteRegs {
-  uint64_t pc, sp, rbp, rbx, r12, r13, r14;
+  uint64_t pc, sp, rbp, rbx, r12, r13, r14, r15;
 };
 
 // The frames from the site outwards, in the scratch of the context level. Empty if the target has no tables.

@@ -57,13 +57,17 @@ sonde_entry:
     push %r11
     .cfi_def_cfa_offset 224
     .cfi_offset %r11, -224
-    mov %rsp, %rdi                 // sonde_on_entry(frame, rbp, rbx, r12, r13, r14): for a walk from the site
+    mov %rsp, %rdi                 // sonde_on_entry(frame, rbp, rbx, r12, r13, r14, r15): for a walk from the site
+    push %r15                      // the seventh argument's place
+    .cfi_def_cfa_offset 232
     mov %rbp, %rsi
     mov %rbx, %rdx
     mov %r12, %rcx
     mov %r13, %r8
     mov %r14, %r9
     call sonde_on_entry
+    lea 8(%rsp), %rsp
+    .cfi_def_cfa_offset 224
     pop %r11
     .cfi_def_cfa_offset 216
     .cfi_same_value %r11
