@@ -63,10 +63,10 @@ SONDE_HOT void end_chain(SessionHeader* session, ThreadState* thread, uint32_t i
   }
 }
 
-SONDE_HOT void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, uint64_t now) {
+SONDE_HOT void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, uint64_t now, uint64_t own_sp) {
   ThreadState* thread = this_thread(session);
   if (__builtin_expect(!thread, 0)) return end_chain(session, nullptr, index, kind, now);
-  Guard guard(session, thread, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
+  Guard guard(session, thread, own_sp);
   end_chain(session, thread, index, kind, now);
 }
 
@@ -218,16 +218,16 @@ void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
   if (flags & kSiteBacktrace) divert_backtrace(frame, site.resume);
 }
 
-void sonde_on_return(uint64_t trampoline, uint64_t now) {
+void sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp) {
   SessionHeader* session = sonde_agent_control.session;
-  end_guarded(session, trampoline_index(trampoline), ExitKind::returned, now);
+  end_guarded(session, trampoline_index(trampoline), ExitKind::returned, now, own_sp);
 }
 
-uint64_t sonde_on_unwind(ReturnEntry* entry) {
+uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp) {
   uint64_t now = ticks();
   uint32_t index = static_cast<uint32_t>(entry - sonde_entries);
   uint64_t resume = sonde_activations[index].resume;
-  end_guarded(sonde_agent_control.session, index, ExitKind::unwound, now);
+  end_guarded(sonde_agent_control.session, index, ExitKind::unwound, now, own_sp);
   return resume;
 }
 

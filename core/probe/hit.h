@@ -1,7 +1,7 @@
 // The hit path. Entered from assembly only: core/native/*/entry.S, trampolines.S and trap.S.
 //
 //   detour -> sonde_entry -> sonde_on_entry(frame)           takes an entry, hijacks the return slot
-//   return -> trampoline, which corrects the slot -> sonde_on_return(T, ticks)      writes the call record, frees the entry
+//   return -> trampoline, which corrects the slot -> sonde_on_return(T, ticks, sp)     writes the call record, frees the entry
 //   unwinding -> sonde_personality -> sonde_landing_pad -> sonde_on_unwind(entry)     the same for exits by unwinding
 //
 // No system call, no lock, no allocation; no libc; nothing of the program's state is touched but the return slot.
@@ -33,9 +33,9 @@ void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs
 extern "C" {
 __attribute__((visibility("hidden"), hot)) void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
                                                           uint64_t r13, uint64_t r14, uint64_t r15);
-__attribute__((visibility("hidden"), hot)) void sonde_on_return(uint64_t trampoline, uint64_t now);
+__attribute__((visibility("hidden"), hot)) void sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp);
 // Returns the _Unwind_Resume of the unwinder that is at work.
-__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry);
+__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp);
 }
 
 }  // namespace sonde

@@ -94,7 +94,8 @@ sonde_return_common:
     shl $32, %rdx
     mov %eax, %esi
     or %rdx, %rsi                  // the exit's time
-    call sonde_on_return           // (T, ticks): writes the record, frees the entry
+    mov %rsp, %rdx
+    call sonde_on_return           // (T, ticks, sp): writes the record, frees the entry
     pop %r11
     .cfi_def_cfa_offset 80
     pop %r10
@@ -140,6 +141,7 @@ sonde_landing_pad:
     push %rax
     .cfi_def_cfa_offset 16
     mov %rdx, %rdi
+    mov %rsp, %rsi
     call sonde_on_unwind           // the "unwound" exit; frees the entry; returns the unwinder's _Unwind_Resume
     pop %rdi
     .cfi_def_cfa_offset 8
