@@ -1,7 +1,170 @@
+// `sonde list`: what could be probed in a file, and how. Plans every chosen function as `record` would, with the file at
+// a made-up address; nothing is run and nothing is changed.
+#include <elf.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+
 #include "cli/commands.h"
+#include "host/image/select.h"
+#include "host/plan/plan.h"
 
 namespace sonde::cli {
+namespace {
 
-void add_list(CLI::App&, int&) {}
+using namespace host;
+
+struct Options {
+  std::string file;
+  std::vector<std::string> patterns;
+  bool json = false, traps = false;
+};
+
+// A program's name as the shell would find it.
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos || access(name.c_str(), F_OK) == 0) return name;
+  const char* path = getenv("PATH");
+  for (std::string_view rest = path ? path : ""; !rest.empty();) {
+    auto end = std::min(rest.find(':'), rest.size());
+    std::string candidate = fmt::format("{}/{}", rest.substr(0, end), name);
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return name;
+}
+
+// Where the kernel and the loader usually put such a file, with room on both sides for detours.
+LoadedImage place(std::shared_ptr<const Image> image) {
+  uint64_t bias = image->type() == ET_EXEC ? 0 : image->interpreter() ? 0x555555554000 : 0x7ffff7000000;
+  ImageAddr low(~0ull), high;
+  for (auto& s : image->segments()) low = std::min(low, s.range.begin), high = std::max(high, s.range.end);
+  return {std::move(image), bias, {Addr(low.value + bias), Addr(high.value + bias)}};
+}
+
+ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, bool traps) {
+  Addr agent(0x7ffff7fc0000);
+  PlanRequest request{};
+  request.image = &loaded;
+  request.functions = std::move(functions);
+  request.entry_trampoline = agent;
+  request.used = {{Addr(), Addr(0x10000)}, loaded.range, {agent, agent + 0x40000}};
+  request.allow_traps = traps;
+  return require(plan_image(request));
+}
+
+// One line's worth: the method, or why there is none, and what of a call is not seen.
+struct Verdict {
+  std::string method;  // describe(Method)
+  std::string reason;  // of a refusal, or why only entries are seen
+};
+
+Verdict judge(const SitePlan& site) {
+  if (site.method == Method::refused)
+    return {describe(site.method), fmt::format("{} (at +{:#x})", describe(site.refusal), site.refusal_offset)};
+  if (site.no_hijack != NoHijack::none) return {describe(site.method), fmt::format("entry only: {}", describe(site.no_hijack))};
+  return {describe(site.method), ""};
+}
+
+struct Counts {
+  std::map<Method, size_t> methods;
+  std::map<std::string, size_t> refusals, entry_only;
+};
+
+Counts count(const ImagePlan& plan) {
+  Counts counts;
+  for (auto& site : plan.sites) {
+    counts.methods[site.method]++;
+    if (site.method == Method::refused) counts.refusals[describe(site.refusal)]++;
+    else if (site.no_hijack != NoHijack::none) counts.entry_only[describe(site.no_hijack)]++;
+  }
+  return counts;
+}
+
+void print_text(const Image& image, const ImagePlan& plan) {
+  fmt::print("{:>18} {:>8}  {:<12} {}\n", "ADDRESS", "SIZE", "METHOD", "FUNCTION");
+  for (auto& site : plan.sites) {
+    const Function& f = image.functions()[site.function];
+    auto [method, reason] = judge(site);
+    fmt::print("{:#018x} {:>8}  {:<12} {}{}{}\n", f.range.begin.value, f.range.size(), method, display_name(image, f),
+               reason.empty() ? "" : "  -- ", reason);
+  }
+  Counts counts = count(plan);
+  size_t refused = counts.methods[Method::refused], all = plan.sites.size();
+  fmt::print("\n{} of {} functions can be probed ({:.1f} %)\n", all - refused, all,
+             all ? 100.0 * static_cast<double>(all - refused) / static_cast<double>(all) : 0.0);
+  for (auto& [method, n] : counts.methods)
+    if (method != Method::refused) fmt::print("{:>8}  by {}\n", n, describe(method));
+  for (auto& [reason, n] : counts.refusals) fmt::print("{:>8}  refused: {}\n", n, reason);
+  for (auto& [reason, n] : counts.entry_only) fmt::print("{:>8}  entry only: {}\n", n, reason);
+}
+
+const char* source_name(FunctionSource source) {
+  switch (source) {
+    case FunctionSource::symtab: return "symtab";
+    case FunctionSource::dynsym: return "dynsym";
+    case FunctionSource::eh_frame: return "eh_frame";
+  }
+  return "?";
+}
+
+void print_json(const Image& image, const ImagePlan& plan) {
+  nlohmann::ordered_json out{{"file", image.path()}, {"build_id", image.build_id()}, {"stripped", image.stripped()}};
+  auto& functions = out["functions"] = nlohmann::ordered_json::array();
+  for (auto& site : plan.sites) {
+    const Function& f = image.functions()[site.function];
+    nlohmann::ordered_json line{{"address", f.range.begin.value}, {"size", f.range.size()},
+                                {"name", display_name(image, f)}, {"symbol", f.name},
+                                {"aliases", f.aliases},           {"source", source_name(f.source)},
+                                {"method", describe(site.method)}};
+    if (site.method == Method::refused) line["refused"] = describe(site.refusal), line["offset"] = site.refusal_offset;
+    else if (site.no_hijack != NoHijack::none) line["entry_only"] = describe(site.no_hijack);
+    functions.push_back(std::move(line));
+  }
+  Counts counts = count(plan);
+  auto& summary = out["summary"] = nlohmann::ordered_json{{"functions", plan.sites.size()}};
+  for (auto& [method, n] : counts.methods) summary["methods"][describe(method)] = n;
+  for (auto& [reason, n] : counts.refusals) summary["refusals"][reason] = n;
+  for (auto& [reason, n] : counts.entry_only) summary["entry_only"][reason] = n;
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+int run(const Options& options) {
+  Selection selection = require(Selection::parse(options.patterns));
+  auto image = require(Image::open(find_program(options.file)));
+  if (image->machine() != EM_X86_64)
+    throw CommandError{{fmt::format("{} is for AArch64: its functions cannot be planned here", image->path()), 1}};
+  auto functions = selection.select(*image, true);
+  if (auto error = selection.unmatched({&image, 1})) throw CommandError{*error};
+  for (auto& note : selection.notes()) fmt::print(stderr, "sonde: note: {}\n", printable(note));
+  LoadedImage loaded = place(image);
+  ImagePlan plan = make_plan(loaded, std::move(functions), options.traps);
+  if (options.json) print_json(*image, plan);
+  else print_text(*image, plan);
+  return 0;
+}
+
+}  // namespace
+
+void add_list(CLI::App& app, int& status) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("list", "Print what can be probed in a file and by which method, or why not");
+  command->add_option("file", options->file, "A program (also by its name in PATH) or a library")->required()->type_name("FILE");
+  command->add_option("patterns", options->patterns, "Only these functions: GLOB, MODULE:GLOB, !GLOB")->type_name("PATTERN");
+  command->add_flag("--traps", options->traps, "Allow one-byte traps where no jump fits");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->footer(
+      "Without PATTERN: every function of the file. Addresses are the file's own.\n"
+      "`entry only` functions are counted, the ends of their calls are not seen.\n\n"
+      "Examples:\n"
+      "  sonde list ./app                                    all functions of a program\n"
+      "  sonde list ./app 'net::*' '!net::debug*'            some of them\n"
+      "  sonde list sqlite3                                  a stripped program: by its unwind tables\n"
+      "  sonde list /lib/x86_64-linux-gnu/libc.so.6 'mem*'   a library's functions\n"
+      "  sonde list --json ./app | jq '.functions[] | select(.method == \"refused\") | .name'");
+  command->callback([options, &status] { status = run(*options); });
+}
 
 }  // namespace sonde::cli

@@ -110,7 +110,7 @@ class Recording {
     try {
       require(target_->install(launched.tracee, inherited, session_->header()));
       require(target_->update(launched.tracee, selector));
-      require_match();
+      require_match(selection);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
     } catch (...) {
       kill(launched.pid, SIGKILL);
@@ -130,13 +130,13 @@ class Recording {
   }
 
  private:
-  // A pattern may match in a library that comes later with dlopen; a name that nothing has is a mistake more often.
-  void require_match() {
-    for (const TargetSite& site : target_->sites())
-      if (!site.internal) return;
+  // A pattern that nothing matches is a mistake; it is told before the program has run.
+  void require_match(const Selection& selection) {
     std::vector<std::shared_ptr<const Image>> images;
     for (const TargetImage& image : target_->images()) images.push_back(image.loaded.image);
-    throw CommandError{nothing_matches(options_.functions, images)};
+    if (auto error = selection.unmatched(images)) throw CommandError{*error};
+    if (options_.quiet) return;
+    for (const std::string& note : selection.notes()) fmt::print(stderr, "sonde: note: {}\n", printable(note));
   }
 
   void start_trace(pid_t pid) {
@@ -290,7 +290,8 @@ void add_record(CLI::App& app, int& status) {
   command->positionals_at_end();
   command->prefix_command(false);
   command->footer(
-      "Without -f: every function of the program itself.\n"
+      "Without -f: every function of the program itself. A pattern without MODULE is looked for in the program, and only\n"
+      "if that has none in its libraries; *:GLOB means all of them. NAME@V1 is one version of a symbol.\n"
       "Examples:\n"
       "  sonde record ./app args\n"
       "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"

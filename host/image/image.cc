@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 #include "host/image/debug_file.h"
 #include "host/image/elf_file.h"
 #include "host/image/functions.h"
+#include "host/image/inlined.h"
 
 namespace sonde::host {
 
@@ -21,6 +23,7 @@ struct Image::Impl {
   std::unique_ptr<ElfFile> debug;  // separate debug file; holds the names of `symbols`
   std::string build_id;
   std::optional<std::string> interpreter;
+  std::string soname;
 
   // elfutils' handles are not thread-safe: everything below is filled and used under this lock, until it stands.
   std::mutex reading;
@@ -117,6 +120,23 @@ std::optional<std::string> read_interpreter(const ElfFile& file) {
   return std::nullopt;
 }
 
+std::string read_soname(const ElfFile& file) {
+  auto it = std::ranges::find(file.sections(), uint32_t{SHT_DYNAMIC}, &Section::type);
+  GElf_Shdr header;
+  if (it == file.sections().end() || !gelf_getshdr(file.scn(*it), &header)) return "";
+  if (header.sh_link == 0 || header.sh_link > file.sections().size()) return "";
+  auto entries = file.raw(*it), strings = file.raw(file.sections()[header.sh_link - 1]);
+  for (size_t at = 0; entries.size() - at >= sizeof(Elf64_Dyn); at += sizeof(Elf64_Dyn)) {
+    Elf64_Dyn entry;
+    std::memcpy(&entry, entries.data() + at, sizeof entry);
+    if (entry.d_tag == DT_NULL) break;
+    if (entry.d_tag != DT_SONAME || entry.d_un.d_val >= strings.size()) continue;
+    auto* begin = reinterpret_cast<const char*>(strings.data()) + entry.d_un.d_val;
+    return std::string(begin, strnlen(begin, strings.size() - entry.d_un.d_val));
+  }
+  return "";
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Image>> Image::Impl::make(Result<FileBytes> bytes, std::string path) {
@@ -127,6 +147,7 @@ Result<std::shared_ptr<const Image>> Image::Impl::make(Result<FileBytes> bytes, 
   image->impl_->path = std::move(path);
   image->impl_->build_id = (*file)->build_id();
   image->impl_->interpreter = read_interpreter(**file);
+  image->impl_->soname = read_soname(**file);
   image->impl_->file = std::move(*file);
   return image;
 }
@@ -145,6 +166,7 @@ uint16_t Image::machine() const { return impl_->file->header().e_machine; }
 uint16_t Image::type() const { return impl_->file->header().e_type; }
 ImageAddr Image::entry() const { return ImageAddr(impl_->file->header().e_entry); }
 std::optional<std::string> Image::interpreter() const { return impl_->interpreter; }
+std::string_view Image::soname() const { return impl_->soname; }
 std::span<const Segment> Image::segments() const { return impl_->file->segments(); }
 std::span<const Section> Image::sections() const { return impl_->file->sections(); }
 const Section* Image::section(std::string_view name) const { return impl_->file->section(name); }
@@ -176,6 +198,21 @@ std::optional<ImageAddr> Image::symbol(std::string_view raw_name) const {
   impl_->read_once();
   auto it = impl_->symbols.find(raw_name);
   return it == impl_->symbols.end() ? std::nullopt : std::optional(it->second);
+}
+
+bool Image::is_static() const {
+  return !impl_->interpreter && std::ranges::none_of(impl_->file->program_headers(), [](auto& p) { return p.p_type == PT_DYNAMIC; });
+}
+
+bool Image::has_inlined(const std::string& glob) const {
+  impl_->read_once();
+  std::lock_guard lock(impl_->reading);
+  for (const char* name : {".debug_info", ".zdebug_info"})
+    if (impl_->file->section(name)) return knows_inlined(*impl_->file, glob);
+  std::unique_ptr<ElfFile> found;
+  if (!impl_->debug) found = find_debug_file(*impl_->file, impl_->path);
+  const ElfFile* debug = impl_->debug ? impl_->debug.get() : found.get();
+  return debug && knows_inlined(*debug, glob);
 }
 
 std::string display_name(const Image& image, const Function& function) {

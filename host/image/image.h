@@ -64,6 +64,9 @@ class Image {
   uint16_t type() const;              // ET_EXEC, ET_DYN
   ImageAddr entry() const;
   std::optional<std::string> interpreter() const;
+  std::string_view soname() const;  // DT_SONAME, "" if none
+  // A program without dynamic section: nothing of it is exported, nothing is loaded later.
+  bool is_static() const;
   bool stripped() const;  // no .symtab, here or in a debug file
   std::span<const Segment> segments() const;
   std::span<const Section> sections() const;
@@ -79,6 +82,9 @@ class Image {
   // Any symbol (function or object) by raw name, from .symtab and .dynsym; of several the exported one, of its
   // versions the default one.
   std::optional<ImageAddr> symbol(std::string_view raw_name) const;
+  // Whether debug information, here or in a debug file, knows inlined copies of a function whose name matches the glob.
+  // Slow; for error messages.
+  bool has_inlined(const std::string& glob) const;
 
   ~Image();
 

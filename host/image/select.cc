@@ -1,178 +1,174 @@
 #include "host/image/select.h"
 
 #include <fmt/format.h>
-#include <fnmatch.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <set>
+
+#include "host/image/names.h"
+#include "host/image/near.h"
 
 namespace sonde::host {
-
 namespace {
 
-std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
-bool glob(const std::string& pattern, const std::string& text) {
-  return fnmatch(pattern.c_str(), text.c_str(), FNM_NOESCAPE) == 0;
-}
-
-// "net::send(int)" -> "net::send"; operator() keeps its own parentheses.
-std::string without_parameters(const std::string& name) {
-  size_t from = name.find("operator()");
-  size_t open = name.find('(', from == std::string::npos ? 0 : from + 10);
-  return name.substr(0, open);
-}
-
-// "fn.constprop.0" -> "fn": compilers' clones count as the function they were made of.
-std::string without_clone_suffix(const std::string& raw) {
-  for (const char* suffix : {".constprop.", ".isra.", ".part.", ".lto_priv."})
-    if (size_t at = raw.find(suffix); at != std::string::npos) return raw.substr(0, at);
-  return raw;
-}
-
-// All names by which a function may be called for.
-std::vector<std::string> names_of(const Function& function) {
-  std::vector<std::string> names;
-  auto add = [&](const std::string& raw) {
-    names.push_back(raw);
-    std::string parent = without_clone_suffix(raw);
-    if (parent != raw) names.push_back(parent);
-    if (raw.starts_with("_Z") || raw.starts_with("_R")) {
-      std::string readable = demangle(parent);
-      names.push_back(without_parameters(readable));
-      names.push_back(std::move(readable));
+// Where a single colon ends the module; "::" belongs to a C++ name, brackets to a glob or an ABI tag.
+size_t module_end(std::string_view text) {
+  int brackets = 0;
+  for (size_t i = 0; i < text.size(); i++) {
+    if (text[i] == '[') brackets++;
+    else if (text[i] == ']' && brackets > 0) brackets--;
+    else if (text[i] == ':' && brackets == 0) {
+      if (i + 1 >= text.size() || text[i + 1] != ':') return i;
+      i++;
     }
-  };
-  if (!function.name.empty()) add(function.name);
-  for (const std::string& alias : function.aliases) {
-    names.push_back(alias);
-    // foo@@V3 is what plain foo means; foo@V1 is meant by its version only.
-    if (size_t at = alias.find("@@"); at != std::string::npos) add(alias.substr(0, at));
-    else if (alias.find('@') == std::string::npos) add(alias);
   }
-  return names;
+  return text.npos;
 }
 
-// Levenshtein distance, given up above `limit`.
-unsigned distance(std::string_view a, std::string_view b, unsigned limit) {
-  if (a.size() > b.size()) std::swap(a, b);
-  if (b.size() - a.size() > limit) return limit + 1;
-  std::vector<unsigned> row(a.size() + 1);
-  for (unsigned i = 0; i <= a.size(); i++) row[i] = i;
-  for (unsigned j = 1; j <= b.size(); j++) {
-    unsigned diagonal = row[0], best = row[0] = j;
-    for (unsigned i = 1; i <= a.size(); i++) {
-      unsigned changed = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[i];
-      row[i] = std::min({row[i] + 1, row[i - 1] + 1, changed});
-      best = std::min(best, row[i]);
-    }
-    if (best > limit) return limit + 1;
-  }
-  return row[a.size()];
+const char* why_not_entered(const Function& f) {
+  if (f.cold_part) return "is a split-off part, entered by jumps";
+  if (f.label) return "is a label, not a function";
+  if (f.ifunc) return "is indirect: the loader chooses one of its implementations; name that one";
+  return nullptr;
 }
 
 }  // namespace
 
+Result<Selection::Pattern> Selection::parse_one(const std::string& text) {
+  Pattern pattern;
+  pattern.text = pattern.name = text;
+  if (pattern.name.starts_with('!')) pattern.exclude = true, pattern.name.erase(0, 1);
+  if (size_t colon = module_end(pattern.name); colon != std::string::npos) {
+    pattern.module = pattern.name.substr(0, colon);
+    pattern.name.erase(0, colon + 1);
+    if (pattern.module.empty())
+      return fail(fmt::format("pattern '{}' has nothing before its colon: write MODULE:GLOB, or *:GLOB for all files", text), 2);
+  }
+  if (pattern.name.empty())
+    return fail(fmt::format("pattern '{}' names no function: write * for all of them", text), 2);
+  pattern.wildcard = pattern.name.find_first_of("*?[") != std::string::npos;
+  return pattern;
+}
+
 Result<Selection> Selection::parse(const std::vector<std::string>& patterns) {
   Selection selection;
-  for (std::string text : patterns) {
-    Pattern pattern;
-    if (text.starts_with('!')) pattern.exclude = true, text.erase(0, 1);
-    // "::" belongs to a C++ name; a single colon ends the module.
-    for (size_t at = text.find(':'); at != std::string::npos; at = text.find(':', at)) {
-      if (at + 1 < text.size() && text[at + 1] == ':') {
-        at += 2;
-        continue;
-      }
-      pattern.module = text.substr(0, at);
-      text.erase(0, at + 1);
-      break;
-    }
-    if (text.empty()) return fail("an empty pattern matches nothing: write * for every function", 2);
-    pattern.name = text;
-    selection.patterns_.push_back(std::move(pattern));
+  for (const std::string& text : patterns) {
+    selection.patterns_.push_back(SONDE_TRY(parse_one(text)));
+    if (!selection.patterns_.back().exclude) selection.default_set_ = false;
   }
-  if (!patterns.empty() &&
-      std::all_of(selection.patterns_.begin(), selection.patterns_.end(), [](auto& p) { return p.exclude; }))
-    return selection;  // only exclusions: from the program's own functions
   return selection;
 }
 
-bool Selection::beyond_program() const {
-  return std::any_of(patterns_.begin(), patterns_.end(), [](const Pattern& p) { return !p.exclude; });
-}
-
-bool Selection::matches(const Pattern& pattern, const Function& function, const std::vector<std::string>& names) const {
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return glob(pattern.name, name); }) ||
-         (names.empty() && pattern.name == "*");
-}
-
-std::vector<uint32_t> Selection::select(const Image& image, bool is_program) const {
-  std::vector<Pattern> here;
+bool Selection::module_matches(const Pattern& pattern, const Image& image) {
+  if (pattern.module.find('/') != std::string::npos) return matches_glob(pattern.module, image.path());
+  // libx.so and libx.so.0 are also meant where the mapped file is libx.so.0.8.6.
   std::string base = base_name(image.path());
-  bool wanted = false;
-  for (const Pattern& pattern : patterns_) {
-    // libx.so.0 is also meant where the mapped file is libx.so.0.8.6.
-    if (!pattern.module.empty() && !glob(pattern.module, base) && !glob(pattern.module + ".*", base)) continue;
-    // A bare "*" would otherwise mean the C library too.
-    if (pattern.module.empty() && pattern.name == "*" && !pattern.exclude && !is_program) continue;
-    here.push_back(pattern);
+  return matches_glob(pattern.module, base) || matches_glob(pattern.module + ".*", base) ||
+         matches_glob(pattern.module, std::string(image.soname()));
+}
+
+bool Selection::matches(Pattern& pattern, const Image& image, const Function& function, const std::vector<CallName>& names) {
+  if (names.empty())  // no symbol: meant by * and by the name that reports give it
+    return pattern.name == "*" ||
+           (pattern.name.find("+0x") != std::string::npos && matches_glob(pattern.name, display_name(image, function)));
+  bool at = pattern.name.find('@') != std::string::npos, matched = false;
+  for (auto& [name, versioned] : names) {
+    if (!at && name.find('@') != std::string::npos) continue;
+    if (versioned && !pattern.wildcard) {
+      if (name == pattern.name)
+        for (auto& alias : function.aliases)
+          if (alias.starts_with(name + "@")) pattern.other_versions.insert(alias);
+      continue;
+    }
+    if (!matches_glob(pattern.name, name)) continue;
+    if (!pattern.wildcard)
+      for (auto& alias : function.aliases)
+        if (alias.starts_with(name + "@@")) pattern.chosen_version = alias;
+    matched = true;
+  }
+  return matched;
+}
+
+std::vector<uint32_t> Selection::select(const Image& image, bool is_program) {
+  if (is_program) program_ = &image;
+  std::vector<Pattern*> here;
+  bool wanted = default_set_ && is_program;
+  for (Pattern& pattern : patterns_) {
+    // A bare * would otherwise mean the C library where a program has no function at all.
+    bool everywhere = pattern.exclude || (!pattern.in_program && pattern.name != "*");
+    bool applies = pattern.module.empty() ? is_program || everywhere : module_matches(pattern, image);
+    if (!applies) continue;
+    pattern.module_seen = true;
+    here.push_back(&pattern);
     wanted |= !pattern.exclude;
   }
-  bool all = !beyond_program() && is_program;
   std::vector<uint32_t> chosen;
-  if (!wanted && !all) return chosen;
+  if (!wanted) return chosen;
   auto functions = image.functions();
   for (uint32_t i = 0; i < functions.size(); i++) {
     const Function& function = functions[i];
-    if (function.cold_part || function.ifunc) continue;
-    if (here.empty()) {
-      chosen.push_back(i);
-      continue;
+    auto names = here.empty() ? std::vector<CallName>{} : call_names(function);
+    const char* why_not = why_not_entered(function);
+    bool in = default_set_, out = false;
+    for (Pattern* pattern : here) {
+      if (!matches(*pattern, image, function, names)) continue;
+      if (pattern->exclude) {
+        out = pattern->found = true;
+      } else if (!why_not) {
+        in = pattern->found = true;
+        pattern->in_program |= is_program;
+      } else if (pattern->not_entered.empty()) {
+        pattern->not_entered = fmt::format("{} {}", display_name(image, function), why_not);
+      }
     }
-    std::vector<std::string> names = names_of(function);
-    bool in = all;
-    for (const Pattern& pattern : here)
-      if (!pattern.exclude && matches(pattern, function, names)) in = true;
-    for (const Pattern& pattern : here)
-      if (pattern.exclude && matches(pattern, function, names)) in = false;
-    if (in) chosen.push_back(i);
+    if (in && !out && !why_not) chosen.push_back(i);
   }
+  selected_ += chosen.size();
   return chosen;
 }
 
-Error nothing_matches(const std::vector<std::string>& patterns,
-                      const std::vector<std::shared_ptr<const Image>>& images) {
-  std::string listed;
-  for (const std::string& p : patterns) listed += (listed.empty() ? "'" : ", '") + p + "'";
-  std::string message = patterns.empty() ? "the program has no function that could be probed"
-                                         : fmt::format("no function matches {}", listed);
-  std::set<std::pair<unsigned, std::string>> near;
-  for (const std::string& text : patterns) {
-    std::string wanted =
-        text.substr(text.find_first_not_of('!') == std::string::npos ? 0 : text.find_first_not_of('!'));
-    if (size_t colon = wanted.find(':'); colon != std::string::npos && wanted.compare(colon, 2, "::") != 0)
-      wanted.erase(0, colon + 1);
-    std::erase_if(wanted, [](char c) { return c == '*' || c == '?'; });
-    unsigned limit = std::max<unsigned>(2, static_cast<unsigned>(wanted.size() / 2));
-    for (const auto& image : images)
-      for (const Function& function : image->functions())
-        for (const std::string& name : names_of(function)) {
-          unsigned d = distance(wanted, name, limit);
-          if (d > limit) continue;
-          near.insert({d, name});
-          if (near.size() > 3) near.erase(std::prev(near.end()));
-        }
+std::vector<std::string> Selection::notes() const {
+  std::vector<std::string> notes;
+  for (auto& p : patterns_) {
+    if (!p.chosen_version.empty() && !p.other_versions.empty())
+      notes.push_back(fmt::format("{} means {}; {} {} too", p.name, p.chosen_version, fmt::join(p.other_versions, ", "),
+                                  p.other_versions.size() == 1 ? "exists" : "exist"));
+    if (p.exclude && !p.found && p.module_seen) notes.push_back(fmt::format("{} takes nothing away", p.text));
   }
-  if (!near.empty()) {
-    message += "; nearest:";
-    for (const auto& [d, name] : near) message += " " + name;
+  return notes;
+}
+
+std::string Selection::why_unmatched(const Pattern& p, std::span<const std::shared_ptr<const Image>> images) const {
+  std::vector<const Image*> meant;
+  for (auto& image : images)
+    if (p.module.empty() || module_matches(p, *image)) meant.push_back(image.get());
+  if (meant.empty()) {
+    std::vector<std::string> files;
+    for (auto& image : images) files.push_back(base_name(image->path()));
+    return fmt::format("no loaded file is called {}{}; a library that is loaded later is named by its path", p.module,
+                       nearest_text(nearest(p.module, files)));
   }
-  if (!images.empty() && images.front()->stripped())
-    message += fmt::format(" ({} is stripped: only exported names are known; -f '*' means all its functions)",
-                           base_name(images.front()->path()));
-  return Error{message, 2};
+  if (!p.not_entered.empty()) return p.not_entered;
+  std::string text = fmt::format("no function matches '{}'{}", p.text, nearest_text(nearest_functions(p.name, meant)));
+  if (!p.other_versions.empty()) text += fmt::format("; it has no default version, only {}", fmt::join(p.other_versions, ", "));
+  const Image* blamed = p.module.empty() ? program_ : meant.front();
+  if (!blamed) blamed = meant.front();
+  for (auto& fact : facts_about(p.name, *blamed)) text += "; " + fact;
+  return text;
+}
+
+std::optional<Error> Selection::unmatched(std::span<const std::shared_ptr<const Image>> images) const {
+  std::string message;
+  for (auto& p : patterns_) {
+    if (p.exclude || p.found) continue;
+    if (!p.module_seen && p.module.find('/') != std::string::npos && access(p.module.c_str(), R_OK) == 0) continue;
+    message += (message.empty() ? "" : ". ") + why_unmatched(p, images);
+  }
+  bool later = std::ranges::any_of(patterns_, [](auto& p) { return !p.exclude && !p.found; });
+  if (message.empty() && selected_ == 0 && !later)
+    message = patterns_.empty() ? "the program has no function that could be probed" : "the patterns take every function away";
+  if (message.empty()) return std::nullopt;
+  return Error{printable(message), 2};
 }
 
 }  // namespace sonde::host
