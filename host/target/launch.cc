@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <fstream>
 #include <map>
 
 #include "host/image/maps.h"
@@ -24,6 +25,7 @@ namespace sonde::host {
 
 namespace {
 
+constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kScratchBytes = 64 << 10;  // agent path, or a copy of the dynamic section
 
 struct Pipe {
@@ -217,19 +219,43 @@ Result<void> check_program(pid_t pid, const std::string& program, const std::map
   return {};
 }
 
+// Whether the program was started with SIGTRAP ignored: breakpoints take that back to the default.
+Result<bool> ignores_sigtrap(pid_t pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("SigIgn:")) return (std::stoull(line.substr(7), nullptr, 16) >> (SIGTRAP - 1) & 1) != 0;
+  return fail(fmt::format("/proc/{}/status does not say which signals are ignored", pid));
+}
+
+Result<void> ignore_sigtrap(Tracee& tracee, Addr syscall_instruction) {
+  uint64_t action[4] = {reinterpret_cast<uint64_t>(SIG_IGN), 0, 0, 0};  // the kernel's struct sigaction
+  Addr scratch(static_cast<uint64_t>(SONDE_TRY(tracee.system_call(
+      syscall_instruction, SYS_mmap, {0, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, ~0ull, 0}))));
+  if (scratch.value > -4096ull) return fail("no memory in the program for its preparation");
+  SONDE_TRY_VOID(tracee.write_as(scratch, action));
+  if (SONDE_TRY(tracee.system_call(syscall_instruction, SYS_rt_sigaction, {SIGTRAP, scratch.value, 0, 8})) != 0)
+    return fail("cannot have the program ignore SIGTRAP again");
+  SONDE_TRY(tracee.system_call(syscall_instruction, SYS_munmap, {scratch.value, kPageBytes}));
+  return {};
+}
+
 Result<void> prepare(Launched& launched, const LaunchRequest& request, std::optional<ExitStatus>* ended) {
   auto auxv = SONDE_TRY(read_auxv(launched.pid));
   SONDE_TRY_VOID(check_program(launched.pid, launched.program, auxv));
   Tracee& tracee = launched.tracee;
   launched.loader_base = Addr(auxv.at(AT_BASE));
   Addr loader_entry(SONDE_TRY(tracee.regs()).rip);
+  uint64_t mask = SONDE_TRY(tracee.signal_mask());
+  bool ignores = SONDE_TRY(ignores_sigtrap(launched.pid));
   if ((*ended = SONDE_TRY(tracee.run_to(loader_entry)))) return {};  // leaves the exec call itself behind
   launched.syscall_instruction = SONDE_TRY(find_syscall_instruction(tracee, launched.pid, loader_entry));
   Addr ready = SONDE_TRY(after_dl_start(tracee, loader_entry));
   ExtraNeeded extra(tracee, launched.syscall_instruction);
   SONDE_TRY_VOID(extra.apply(auxv, request.agent));
   if ((*ended = SONDE_TRY(tracee.run_to(ready)))) return {};
-  return extra.undo();
+  SONDE_TRY_VOID(extra.undo());
+  if (ignores) SONDE_TRY_VOID(ignore_sigtrap(tracee, launched.syscall_instruction));
+  return tracee.set_signal_mask(mask);
 }
 
 // set-user-id programs run without their privileges under a tracer: not as untraced.

@@ -96,17 +96,26 @@ Result<int64_t> Tracee::system_call(Addr instruction, long number, std::initiali
   call.orig_rax = static_cast<unsigned long long>(-1);  // not inside a system call: nothing to restart
   call.rip = instruction.value;
   SONDE_TRY_VOID(set_regs(call));
-  for (;;) {
-    if (ptrace(PTRACE_SINGLESTEP, thread_, nullptr, nullptr) != 0) return fail_errno("step the target");
+  // Its entry stop, then its exit stop. Not a single step: that raises SIGTRAP by force, which takes an ignored or blocked
+  // SIGTRAP of the program back to its default.
+  for (int stops = 0; stops < 2;) {
+    if (ptrace(PTRACE_SYSCALL, thread_, nullptr, nullptr) != 0) return fail_errno("make a system call in the target");
     int status;
-    if (waitpid(thread_, &status, __WALL) != thread_) return fail_errno("wait for the target");
+    pid_t waited = waitpid(thread_, &status, __WALL);
+    if (waited < 0 && errno == EINTR) continue;
+    if (waited != thread_) return fail_errno("wait for the target");
     if (!WIFSTOPPED(status)) {
       thread_ = 0;
       return fail("the target ended while it was being prepared");
     }
     if (is_group_stop(status)) continue;
-    if (WSTOPSIG(status) == SIGTRAP) break;
-    held_signals_.push_back(WSTOPSIG(status));
+    siginfo_t signal{};
+    bool syscall_stop =
+        (WSTOPSIG(status) & ~0x80) == SIGTRAP && status >> 16 == 0 &&
+        (WSTOPSIG(status) & 0x80 || (ptrace(PTRACE_GETSIGINFO, thread_, nullptr, &signal) == 0 &&
+                                     (signal.si_code == SIGTRAP || signal.si_code == (SIGTRAP | 0x80))));
+    if (syscall_stop) stops++;
+    else held_signals_.push_back(WSTOPSIG(status));
   }
   user_regs_struct after = SONDE_TRY(regs());
   SONDE_TRY_VOID(set_regs(saved));
@@ -142,6 +151,19 @@ Result<std::optional<ExitStatus>> Tracee::run_to(Addr breakpoint) {
     }
     deliver = WSTOPSIG(status);
   }
+}
+
+Result<uint64_t> Tracee::signal_mask() const {
+  uint64_t mask = 0;
+  if (ptrace(PTRACE_GETSIGMASK, thread_, reinterpret_cast<void*>(sizeof mask), &mask) != 0)
+    return fail_errno("read the target's signal mask");
+  return mask;
+}
+
+Result<void> Tracee::set_signal_mask(uint64_t mask) const {
+  if (ptrace(PTRACE_SETSIGMASK, thread_, reinterpret_cast<void*>(sizeof mask), &mask) != 0)
+    return fail_errno("restore the target's signal mask");
+  return {};
 }
 
 Result<void> Tracee::detach() {

@@ -60,6 +60,10 @@ class Tracee {
   // exit status if the target ended before.
   Result<std::optional<ExitStatus>> run_to(Addr breakpoint);
 
+  // Bit n - 1 is signal n. A breakpoint takes SIGTRAP out of the mask, by the kernel's rule for forced signals.
+  Result<uint64_t> signal_mask() const;
+  Result<void> set_signal_mask(uint64_t mask) const;
+
   // Lets it run on, delivering signals that were held back. A borrowed thread only gets its signals.
   Result<void> detach();
 
