@@ -99,7 +99,22 @@ bool SnapshotMemory::read(Addr at, std::span<uint8_t> into) {
     return true;
   }
   const Mapping* mapping = process_->mapping(at);
-  return mapping && !mapping->writable && process_->read(at, into);
+  if (!mapping || mapping->writable) return false;
+  return (mapping->executable && read_file(at, into)) || process_->read(at, into);
+}
+
+bool SnapshotMemory::read_file(Addr at, std::span<uint8_t> into) const {
+  for (const LoadedImage& loaded : images_) {
+    if (!loaded.range.contains(at)) continue;
+    ImageAddr begin = loaded.to_image(at), end = begin + static_cast<int64_t>(into.size());
+    for (const Segment& s : loaded.image->segments()) {
+      if (!s.executable || s.writable || begin < s.range.begin || s.range.begin + static_cast<int64_t>(s.file_size) < end) continue;
+      auto bytes = loaded.image->bytes(ImageRange{begin, end});
+      if (bytes.size() != into.size()) return false;
+      return std::memcpy(into.data(), bytes.data(), bytes.size()), true;
+    }
+  }
+  return false;
 }
 
 bool SnapshotMemory::stack_at(Addr sp, AddrRange* stack) {

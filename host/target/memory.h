@@ -63,6 +63,9 @@ class SnapshotMemory : public TargetMemory {
   // Copies [at, at + size) or as much of its beginning as there is. Call while the target stands.
   std::span<const uint8_t> copy(Addr at, uint64_t size);
   bool holds(Addr at) const { return piece(at) != nullptr; }
+  // Code is answered from these images' files from now on: in memory a probe or a debugger may have put a jump or a trap
+  // where the program has a call.
+  void use_files(std::vector<LoadedImage> images) { images_ = std::move(images); }
 
   bool read(Addr at, std::span<uint8_t> into) override;
   bool stack_at(Addr sp, AddrRange* stack) override;
@@ -74,8 +77,10 @@ class SnapshotMemory : public TargetMemory {
     Addr end() const { return begin + static_cast<int64_t>(bytes.size()); }
   };
   const Piece* piece(Addr at) const;
+  bool read_file(Addr at, std::span<uint8_t> into) const;
 
   std::shared_ptr<ProcessMemory> process_;
+  std::vector<LoadedImage> images_;
   std::vector<Piece> pieces_;  // sorted by begin
 };
 

@@ -55,7 +55,7 @@ class StackCopier {
     for (size_t at = 0; at + 8 <= bytes.size(); at += 8) {
       uint64_t word;
       std::memcpy(&word, bytes.data() + at, 8);
-      copy_entry(word);
+      word = copy_entry(word);  // a handler's return may be hooked as well
       if (std::ranges::find(signal_returns_, Addr(word)) == signal_returns_.end()) continue;
       size_t sp_at = at + 8 + static_cast<size_t>(Code<X86_64>::signal_register(X86_64::rsp));
       if (sp_at + 8 > bytes.size()) continue;
@@ -64,16 +64,16 @@ class StackCopier {
     }
   }
 
-  // Entries may in turn hold trampolines.
-  void copy_entry(uint64_t word) {
+  // What the word stands for: entries may in turn hold trampolines.
+  uint64_t copy_entry(uint64_t word) {
     for (int i = 0; i < 16 && arena_.trampolines; i++) {
       uint64_t offset = word - arena_.trampolines;
-      if (offset >= uint64_t{kTrampolines} * kTrampolineStride) return;
+      if (offset >= uint64_t{kTrampolines} * kTrampolineStride) return word;
       Addr entry(arena_.entries + offset / kTrampolineStride * kTrampolineStride);
-      auto bytes = snapshot_.holds(entry) ? std::span<const uint8_t>() : snapshot_.copy(entry, kTrampolineStride);
-      if (bytes.size() < 8) return;
-      std::memcpy(&word, bytes.data(), 8);
+      if (!snapshot_.holds(entry)) snapshot_.copy(entry, kTrampolineStride);
+      if (!snapshot_.read_as(entry, &word)) return word;
     }
+    return word;
   }
 
   SnapshotMemory& snapshot_;
@@ -143,6 +143,7 @@ Result<StackTarget> StackTarget::of_process(pid_t pid) {
     for (const StoppedThread& thread : stopped.threads()) copier.copy(thread.regs);
     target.threads_.assign(stopped.threads().begin(), stopped.threads().end());
     stopped.resume();
+    snapshot->use_files(target.images_);
     target.memory_ = std::move(snapshot);
     return target;
   }

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "core/walk/reason.h"
@@ -269,6 +270,90 @@ TEST_CASE("stacks: handlers on an alternate stack over a fault, as gdb sees them
   Process signals({build("signals", kSignals, "-O2 -fno-optimize-sibling-calls")});
   signals.wait_ready();
   compare_process(signals.pid, 14);
+}
+
+// Fibers: the innermost function runs on a stack from makecontext, entered from another such.
+constexpr const char* kFibers = R"(
+#include <stdlib.h>
+#include <ucontext.h>
+#include <unistd.h>
+static ucontext_t home, first, second;
+__attribute__((noinline)) void deep(int n) { volatile int k = n; if (n) deep(n - 1); else { write(1, "r", 1); for (;;) pause(); } k++; }
+static void run_second(void) { deep(9); }
+static void run_first(void) { swapcontext(&first, &second); }
+static void make(ucontext_t *c, void (*f)(void)) { getcontext(c); c->uc_stack.ss_sp = malloc(65536); c->uc_stack.ss_size = 65536; c->uc_link = &home; makecontext(c, f, 0); }
+int main(void) { make(&first, run_first); make(&second, run_second); swapcontext(&home, &first); return 0; })";
+
+TEST_CASE("stacks: a fiber's stack is gdb's up to where its context began, and ends there") {
+  if (!have_gdb()) return;
+  Process fibers({build("fibers", kFibers, "-O2")});
+  fibers.wait_ready();
+  auto target = StackTarget::of_process(fibers.pid);
+  REQUIRE(target);
+  auto truth = stacks_by_gdb("-p " + std::to_string(fibers.pid))[fibers.pid];
+  ThreadStack stack = target->walk(target->threads()[0], {});
+  CHECK(stack.result.whole());
+  CHECK(stack.frames.size() == 12);  // pause, 10 times deep, the context's start; gdb reads on into the context's link
+  CHECK(truth.size() >= stack.frames.size());
+  for (size_t i = 0; i < stack.frames.size() && i < truth.size(); i++) CHECK(stack.frames[i].pc.value == truth[i]);
+}
+
+// Function and offset of each frame, by file.
+using Chain = std::vector<std::pair<std::string, uint64_t>>;
+std::multiset<Chain> chains_of(pid_t pid, bool* whole, unsigned* recovered) {
+  auto target = StackTarget::of_process(pid);
+  REQUIRE(target);
+  std::multiset<Chain> chains;
+  *whole = true, *recovered = 0;
+  for (const StoppedThread& thread : target->threads()) {
+    ThreadStack stack = target->walk(thread, {.max_frames = 100000, .reliable_only = true});
+    *whole &= stack.result.whole();
+    Chain chain;
+    for (const Frame& frame : stack.frames) {
+      const LoadedImage* image = target->image_at(frame.pc);
+      chain.emplace_back(image ? image->image->path() : "", image ? image->to_image(frame.pc).value : frame.pc.value);
+      *recovered += (frame.recovered & kRecoveredReturn) != 0;
+    }
+    chains.insert(chain);
+  }
+  return chains;
+}
+
+pid_t child_of(pid_t parent) {
+  std::ifstream in("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  pid_t child = 0;
+  in >> child;
+  return child;
+}
+
+TEST_CASE("stacks: of a program that is being recorded, as of the same program alone (S1, S5)") {
+  fs::path sonde = fs::path(SONDE_BINARY_DIR) / "sonde";
+  if (!fs::exists(sonde)) return skip("sonde itself is not built");
+  for (const char* source : {kThreads, kSignals}) {
+    std::string program = build("recorded", source, "-O2 -fno-optimize-sibling-calls");
+    Process alone({program});
+    alone.wait_ready();
+    bool whole;
+    unsigned recovered;
+    auto truth = chains_of(alone.pid, &whole, &recovered);
+    REQUIRE(whole);
+    REQUIRE(recovered == 0);
+    for (bool with_stacks : {false, true}) {
+      CAPTURE(with_stacks);
+      std::vector<std::string> command = {sonde, "record", "-o", folder() / "recorded.trace", "--", program};
+      if (with_stacks) command.insert(command.begin() + 2, "-s");
+      Process recorder(command);
+      char c;
+      REQUIRE(::read(recorder.out[0], &c, 1) == 1);
+      pid_t pid = child_of(recorder.pid);
+      REQUIRE(pid != 0);
+      for (int i = 0; i < 1000 && chains_of(pid, &whole, &recovered) != truth; i++) usleep(5000);
+      CHECK(chains_of(pid, &whole, &recovered) == truth);
+      CHECK(whole);
+      CHECK(recovered >= (source == kThreads ? 250u : 7u));
+      kill(pid, SIGKILL);
+    }
+  }
 }
 
 TEST_CASE("stacks: a core file by gcore, as gdb sees it") {

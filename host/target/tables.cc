@@ -1,5 +1,6 @@
 // What the walker in the target needs (core/unwind/arena.h): one read-only block, written while the target is stopped,
-// and published by one pointer. An older block stays mapped: a handler may be reading it.
+// and published by one pointer. An older block stays mapped: a handler may be reading it. Where no stacks are taken in the
+// target the block has no images: its detours are for those who look at the target from outside (agent_view.h).
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
@@ -9,6 +10,7 @@
 #include "core/isa/x86_64_detour.h"
 #include "core/probe/control.h"
 #include "host/tables/arena.h"
+#include "host/target/agent_view.h"
 #include "host/target/target.h"
 
 namespace sonde::host {
@@ -32,6 +34,9 @@ Result<ArenaInput> Target::arena_input() const {
   ArenaInput input;
   for (const TargetImage& image : images_) {
     if (image.gone) continue;
+    if (auto agent = view_agent(image.loaded))
+      input.specials.insert(input.specials.begin(), agent->specials.begin(), agent->specials.end());
+    if (!options_.stacks) continue;
     auto table = load_table(*image.loaded.image);
     SharedTable shared = table ? *table : nullptr;  // without a table its frames are marked, not guessed
     std::optional<Table> view;
@@ -49,7 +54,6 @@ Result<ArenaInput> Target::arena_input() const {
 }
 
 Result<void> Target::publish_tables(Tracee& tracee) {
-  if (!options_.stacks) return {};
   std::vector<uint8_t> arena = SONDE_TRY(build_arena(SONDE_TRY(arena_input())));
   Addr block = SONDE_TRY(map(tracee, Addr(), arena.size(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1));
   SONDE_TRY_VOID(tracee.write(block, arena));
