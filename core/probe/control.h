@@ -62,8 +62,8 @@ struct AgentControl {
 // Names of the agent's objects for the host.
 //   sonde_agent_control   AgentControl
 //   sonde_entry           code: detours call it (core/native/x86_64/entry.S)
-//   sonde_trap            code: SIGTRAP handler (SA_SIGINFO | SA_NODEFER | SA_RESTORER, sa_restorer = sonde_restorer)
-//   sonde_restorer        code: signal return
+//   sonde_trap            code: SIGTRAP handler
+//   sonde_trap_action     KernelSigaction: how to install it, see core/probe/trap.h
 //   sonde_trampolines     code: kTrampolines x kTrampolineStride bytes
 //   sonde_return_common   code: where return trampolines jump to
 //   sonde_landing_pad     code: where unwinding enters hooked frames

@@ -4,9 +4,12 @@
 #include <fcntl.h>
 #include <gelf.h>
 #include <link.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -167,6 +170,32 @@ uint32_t Harness::hook(void* function, uint32_t flags) {
   std::memcpy(jump + 1, &displacement, 4);
   std::memcpy(code, jump, 5);
   REQUIRE_OR_DIE(mprotect(reinterpret_cast<void*>(page), 2 * kPage, PROT_READ | PROT_EXEC) == 0);
+  return number;
+}
+
+void Harness::install_trap_handler() {
+  auto* action = reinterpret_cast<const KernelSigaction*>(agent_symbol("sonde_trap_action"));
+  REQUIRE_OR_DIE(syscall(SYS_rt_sigaction, SIGTRAP, action, &control_->program_trap, 8) == 0);
+}
+
+uint32_t Harness::hook_by_trap(void* function, uint32_t flags) {
+  auto patch = reinterpret_cast<uint64_t>(function);
+  auto* code = static_cast<unsigned char*>(function);
+  REQUIRE_OR_DIE(*code == 0x90);
+  uint32_t number = session_->site_count;
+  session_sites(session_)[number] = {patch, patch, patch + 1, flags | kSiteEnabled, 0};
+  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  if (traps_.empty()) install_trap_handler();
+  traps_.push_back({patch, number, 0});
+  std::sort(traps_.begin(), traps_.end(), [](const TrapSite& a, const TrapSite& b) { return a.pc < b.pc; });
+  auto* table = static_cast<TrapTable*>(std::malloc(sizeof(TrapTable) + traps_.size() * sizeof(TrapSite)));
+  table->count = traps_.size();
+  std::copy(traps_.begin(), traps_.end(), table->sites);
+  __atomic_store_n(&control_->traps, table, __ATOMIC_RELEASE);
+  auto* page = reinterpret_cast<void*>(patch & ~(kPage - 1));
+  REQUIRE_OR_DIE(mprotect(page, kPage, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+  *code = 0xcc;
+  REQUIRE_OR_DIE(mprotect(page, kPage, PROT_READ | PROT_EXEC) == 0);
   return number;
 }
 

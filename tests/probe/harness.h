@@ -54,6 +54,8 @@ class Harness {
 
   // Hooks the function; the site's number. flags: SiteFlags besides kSiteEnabled.
   uint32_t hook(void* function, uint32_t flags = kSiteHijack);
+  // The same by a trap on the first of the nops.
+  uint32_t hook_by_trap(void* function, uint32_t flags = kSiteHijack);
   void enable(uint32_t site, bool on);
   void enable_all(bool on);
   void set_state(SessionState state);
@@ -77,6 +79,7 @@ class Harness {
 
  private:
   char* new_arena(uint64_t near);
+  void install_trap_handler();
   void announce_unwinder(const std::string& path);
 
   Options options_;
@@ -87,6 +90,7 @@ class Harness {
   uint64_t arena_used_ = 0;
   uint64_t entry_ = 0, trampolines_ = 0;
   std::vector<uint64_t> detours_;
+  std::vector<TrapSite> traps_;
 };
 
 }  // namespace sonde::test
