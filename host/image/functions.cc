@@ -87,6 +87,7 @@ class Builder {
     f.label = label;
     uint64_t end = addr.value + size;
     if (size == 0) end = own_unwind ? unwind->range.end.value : stripped_ ? addr.value + 1 : 0;
+    f.sizeless = size == 0 && !own_unwind && stripped_;
     if (own_unwind && !unwind->entry_state && local(best)) f.cold_part = true;
     f.range.end = ImageAddr(end ? std::min(end, group.limit()) : group.limit());
     outer_end_ = size ? ImageAddr(own_unwind ? std::min(end, unwind->range.end.value) : end) : addr;

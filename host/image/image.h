@@ -43,6 +43,7 @@ struct Function {
   FunctionSource source;
   bool global = false;
   bool ifunc = false;      // range is the resolver
+  bool sizeless = false;   // no size is known: range is one byte, its code may reach to the next function
   bool cold_part = false;  // X.cold and unwind ranges that no call enters: never probed
   bool label = false;      // a local label without type: names its addresses, never probed
 };

@@ -37,8 +37,14 @@ CodeView view_code(const LoadedImage& loaded) {
     auto bytes = image.bytes({s.range.begin, s.range.begin + static_cast<int64_t>(std::min(s.file_size, s.range.size()))});
     if (!bytes.empty()) view.pieces.push_back({s.range.begin.value + loaded.bias, bytes, s.executable});
   }
-  for (const Function& f : image.functions())
-    view.functions.push_back({f.range.begin.value + loaded.bias, f.range.end.value + loaded.bias});
+  for (const Function& f : image.functions()) {
+    ImageAddr end = f.range.end;
+    // Where its code ends is found by decoding; finish() cuts it off at the next function.
+    if (f.sizeless)
+      for (const Segment& s : image.segments())
+        if (s.range.contains(f.range.begin)) end = s.range.end;
+    view.functions.push_back({f.range.begin.value + loaded.bias, end.value + loaded.bias});
+  }
   collect_labels(image, loaded.bias, view);
   view.finish();
   return view;

@@ -48,7 +48,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
     const Function& f = functions[request.functions[i]];
     site.function = request.functions[i];
     site.entry = site.patch = loaded.to_target(f.range.begin);
-    ranges.push_back({site.entry.value, loaded.to_target(f.range.end).value});
+    ranges.push_back(view.functions[site.function]);
     site.refusal = refused_at_once(view, image, f, site.entry.value);
     if (site.refusal == Refusal::none)
       site.no_hijack = whole_image != NoHijack::none ? whole_image : no_hijack(view, f, ranges.back());
