@@ -19,7 +19,7 @@ size_t leading_underscores(std::string_view name) {
 // Whether a is the better name of the two for a person: what a program calls rather than the library's own alias.
 bool better_name(const RawSymbol& a, const RawSymbol& b) {
   auto key = [](const RawSymbol& s) {
-    return std::tuple(!typed(s), local(s), !s.version.empty() && !s.default_version, leading_underscores(s.name),
+    return std::tuple(!typed(s), s.type != STT_GNU_IFUNC, local(s), !s.version.empty() && !s.default_version, leading_underscores(s.name),
                       s.binding != STB_GLOBAL, s.name.size(), s.name);
   };
   return key(a) < key(b);

@@ -35,8 +35,8 @@ std::string without_parameters(std::string_view name) {
   while (!name.empty()) {
     if (name.starts_with(kOperator) && (out.empty() || out.back() == ':' || out.back() == ' ')) {
       keep(kOperator.size());
-      keep(std::min(name.find_first_not_of("<>=-+!~*/%^&|,[]"), name.size()));
       if (name.starts_with("()")) keep(2);
+      else keep(std::min(name.find_first_not_of("<>=-+!~*/%^&|,[]"), name.size()));
     } else if (name.starts_with(kAbiTag) && name.find(']') != name.npos) {
       name.remove_prefix(name.find(']') + 1);
     } else if (name[0] == '<') {
