@@ -244,8 +244,8 @@ class Recording {
                static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
                static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (!writer_->failure().empty())
-      fmt::print(stderr, "sonde: the trace is incomplete: {} ({} bytes of records were not written)\n",
-                 writer_->failure(), writer_->unwritten_bytes());
+      fmt::print(stderr, "sonde: the trace is incomplete: {} ({} records were not written)\n",
+                 writer_->failure(), writer_->unwritten_records());
     fmt::print(stderr, "sonde: type `sonde report{}` to see them\n",
                options_.output == "sonde.trace" ? "" : " " + options_.output);
   }

@@ -8,22 +8,46 @@
 namespace sonde {
 namespace {
 
-bool recorder_alive(SessionHeader* session) {
-  uint64_t beat = __atomic_load_n(&session->heartbeat_ticks, __ATOMIC_RELAXED);
-  // Signed: the recorder's core may be a little ahead of this one.
-  return static_cast<int64_t>(ticks() - beat) < static_cast<int64_t>(session->heartbeat_timeout_ticks);
-}
+// Whether the recorder is worth waiting for: it beats, or has not been silent for long. Only silence that the waiting
+// thread has seen with its own eyes counts, in steps that are cut to a sixteenth of the limit, and at most three
+// quarters of it from before: a machine that stood still as a whole has a right to its next heartbeat.
+class Watch {
+ public:
+  explicit Watch(SessionHeader* session) : session_(session) {}
+  bool alive(RingHeader* ring) {
+    uint64_t seen = __atomic_load_n(&session_->heartbeat_ticks, __ATOMIC_RELAXED);
+    if (seen == ring->gone_beat) return false;
+    uint64_t now = ticks(), limit = session_->heartbeat_timeout_ticks;
+    if (last_ == 0) {
+      auto age = static_cast<int64_t>(now - seen);  // negative: the recorder's core is a little ahead
+      silent_ = age > 0 ? least(static_cast<uint64_t>(age), limit / 4 * 3) : 0;
+    } else {
+      silent_ = seen == beat_ ? silent_ + least(now - last_, limit / 16) : 0;
+    }
+    last_ = now;
+    beat_ = seen;
+    if (silent_ < limit) return true;
+    ring->gone_beat = seen;  // the next record need not wait to find out
+    return false;
+  }
+
+ private:
+  static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+  SessionHeader* session_;
+  uint64_t beat_ = 0, last_ = 0, silent_ = 0;
+};
 
 // Whether room for a record that would end at `end` can still come. The consumer frees up to tail, never more; while
 // this thread sits here, a reservation that it interrupted keeps tail where it is. A handler that came since `end` was
 // computed may have moved tail beyond it (hence signed): then the caller looks again.
-bool may_wait(SessionHeader* session, RingHeader* ring, uint64_t end) {
+bool may_wait(SessionHeader* session, RingHeader* ring, uint64_t end, Watch& recorder) {
   if (session->policy != FullPolicy::wait) return false;
   int64_t unpublished = static_cast<int64_t>(end - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED));
   if (unpublished > static_cast<int64_t>(session->ring_bytes)) return false;
   if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording))
     return false;
-  return recorder_alive(session);
+  return recorder.alive(ring);
 }
 
 void raise_to(uint32_t* word, uint32_t least) {
@@ -67,6 +91,7 @@ void count_loss(SessionHeader* session, RingHeader* ring, uint32_t site, LossCau
 Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t site, uint32_t words) {
   uint64_t size = session->ring_bytes, bytes = uint64_t{words} * 8, wait_started = 0;
   Reservation result;
+  Watch recorder(session);
   while (bytes <= size / 2) {  // a hole in front is shorter than its record: both always fit into an empty ring
     uint64_t at = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), position = at & (size - 1);
     uint64_t hole = position + bytes > size ? size - position : 0;
@@ -80,7 +105,7 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
       result = {data + ((position + hole) & (size - 1)) / 8, at};
       break;
     }
-    if (!may_wait(session, ring, end)) break;
+    if (!may_wait(session, ring, end, recorder)) break;
     if (!wait_started) {
       wait_started = ticks();
       local_add(&ring->waits, 1);

@@ -12,7 +12,7 @@
 // that one looks at `reserve` again after each publishing store.
 //
 // Longest path: wait policy, ring full. Then the producer spins without system calls until there is room, until the
-// recorder's heartbeat is older than heartbeat_timeout_ticks, or until the session stops; the time is counted. A handler
+// recorder's heartbeat has not come for heartbeat_timeout_ticks, or until the session stops; the time is counted. A handler
 // that interrupted an uncommitted reservation never waits for space that only that reservation would free: its record
 // is lost as ring_full. Signal-safe.
 #pragma once

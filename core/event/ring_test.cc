@@ -209,11 +209,35 @@ TEST_CASE("nobody waits for a recorder without heartbeat, nor when the session s
   CHECK(ring->waited_ticks > 0);
   CHECK_FALSE(write_numbered(session, ring, 1, 0));  // the recorder is still gone: no second wait
   CHECK(ring->waits == 1);
+  session.header->heartbeat_ticks = ticks();  // back again
+  CHECK_FALSE(write_numbered(session, ring, 1, 0));
+  CHECK(ring->waits == 2);
   session.header->heartbeat_timeout_ticks = ~uint64_t{0} >> 1;
   session.header->state = static_cast<uint32_t>(SessionState::stopped);
   CHECK_FALSE(write_numbered(session, ring, 1, 0));
+  CHECK(ring->waits == 2);
+  CHECK(session.lost(ring, LossCause::ring_full) == 4);
+}
+
+TEST_CASE("an old heartbeat is no reason to give up before the recorder had time for the next") {
+  TestSession session(1 << 16, 1, FullPolicy::wait);
+  RingHeader* ring = session.take();
+  uint64_t started = ticks();
+  usleep(10000);
+  session.header->heartbeat_timeout_ticks = (ticks() - started) * 40;  // about 400 ms
+  session.header->heartbeat_ticks = started - session.header->heartbeat_timeout_ticks;
+  for (int i = 0; i < (1 << 16) / 24; i++) REQUIRE(write_numbered(session, ring, 1, i));
+  std::thread recorder([&] {  // as if the whole machine had stood still until now
+    usleep(5000);
+    session.header->heartbeat_ticks = ticks();
+    usleep(40000);
+    session.header->heartbeat_ticks = ticks();
+    usleep(40000);
+    drain(session.header, ring);
+  });
+  CHECK(write_numbered(session, ring, 1, 0));
+  recorder.join();
   CHECK(ring->waits == 1);
-  CHECK(session.lost(ring, LossCause::ring_full) == 3);
 }
 
 TEST_CASE("an abandoned reservation becomes a hole and blocks nothing") {

@@ -41,7 +41,7 @@ struct SessionHeader {
   uint64_t ring_bytes;  // a power of two
   uint32_t ring_count;
   FullPolicy policy;
-  uint64_t heartbeat_timeout_ticks;  // no heartbeat for so long: the recorder is gone, nobody waits for it
+  uint64_t heartbeat_timeout_ticks;  // no heartbeat for so long while a thread waits: the recorder is gone
 
   alignas(64) uint32_t state;  // SessionState; the hit path records only while `recording`
   uint32_t site_count;         // sites [0, site_count) are valid
@@ -96,6 +96,7 @@ struct RingHeader {
   uint64_t reserve;           // bytes reserved (>= tail); the producer's own
   uint64_t nested;            // records committed but not published, above an uncommitted one; the producer's own
   uint64_t cached_head;       // the producer's last look at head
+  uint64_t gone_beat;         // the recorder's heartbeat with which it was found gone; the producer's own
 
   alignas(64) uint64_t calls;  // calls entered and hooked; in flight = calls - call records - lost_calls
   uint64_t waits;              // times the producer waited for room

@@ -59,7 +59,7 @@ struct TraceMeta {
   bool complete = false;  // the end chunk is there
   int64_t longest_pause_ns = 0;
   uint64_t lost_no_thread_state = 0;
-  uint64_t unwritten_bytes = 0;  // of records, for want of space
+  uint64_t unwritten_records = 0;  // left out of the file for want of space
   std::vector<TraceImage> images;
   std::vector<TraceSite> sites;
   std::vector<TraceThread> threads;
@@ -76,7 +76,7 @@ class TraceWriter {
   ~TraceWriter();
 
   // From the first failure on (disk full, limit reached) nothing more is written but the end, for which room is kept
-  // where the file system can reserve it; failure() says why, unwritten_bytes() how much was left out.
+  // where the file system can reserve it; failure() says why, unwritten_records() how many were left out.
   void start(const TraceMeta& meta);
   void images(std::span<const TraceImage> added);
   void sites(std::span<const TraceSite> added);
@@ -89,7 +89,7 @@ class TraceWriter {
 
   const std::string& failure() const { return failure_; }
   uint64_t bytes() const { return bytes_; }
-  uint64_t unwritten_bytes() const { return unwritten_; }
+  uint64_t unwritten_records() const { return unwritten_; }
 
  private:
   TraceWriter(int fd, uint64_t max_bytes);

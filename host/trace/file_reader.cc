@@ -180,11 +180,11 @@ void TraceReader::merge_end(const nlohmann::json& j) {
   meta_.wait_status = j.at("wait_status");
   meta_.longest_pause_ns = j.at("longest_pause_ns");
   meta_.lost_no_thread_state = j.at("lost_no_thread_state");
-  meta_.unwritten_bytes = j.at("unwritten_bytes");
+  meta_.unwritten_records = j.at("unwritten_records");
   auto notes = j.at("notes").get<std::vector<std::string>>();
   meta_.notes.insert(meta_.notes.end(), notes.begin(), notes.end());
   if (std::string failure = j.at("failure"); !failure.empty())
-    meta_.notes.push_back(fmt::format("{} bytes of records could not be written: {}", meta_.unwritten_bytes, failure));
+    meta_.notes.push_back(fmt::format("{} records could not be written: {}", meta_.unwritten_records, failure));
   for (const json& s : j.at("site_lost")) meta_.site_lost[s.at(0)] = s.at(1).get<Losses>();
   const json& to = j.at("image_to");
   for (size_t i = 0; i < to.size() && i < meta_.images.size(); i++) meta_.images[i].to_ticks = to.at(i);

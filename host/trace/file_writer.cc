@@ -22,10 +22,17 @@ namespace {
 
 constexpr int kLevel = 1;
 constexpr size_t kItemsPerChunk = 20000;
-constexpr uint64_t kReserveStep = 4 << 20, kRoomForEnd = 1 << 20;
+constexpr uint64_t kReserveStep = 1 << 20, kRoomForEnd = 256 << 10;
 
 json to_json(const ClockSample& c) {
   return {{"ticks", c.ticks}, {"monotonic_ns", c.monotonic_ns}, {"wall_ns", c.wall_ns}};
+}
+
+uint64_t count_records(std::span<const uint64_t> words) {
+  uint64_t count = 0;
+  for (size_t at = 0; at < words.size(); at += record_words(words[at]))
+    count += record_type(words[at]) != RecordType::hole;
+  return count;
 }
 
 json to_json(std::span<const TraceThread> threads) {
@@ -165,7 +172,7 @@ void TraceWriter::records(uint32_t thread, std::span<const uint64_t> words) {
   if (words.empty()) return;
   if (failure_.empty() && max_bytes_ && bytes_ >= max_bytes_) failure_ = "the size given with --max-size is reached";
   if (!failure_.empty()) {
-    unwritten_ += words.size_bytes();
+    unwritten_ += count_records(words);
     return;
   }
   reserve_room();
@@ -173,7 +180,7 @@ void TraceWriter::records(uint32_t thread, std::span<const uint64_t> words) {
                    static_cast<uint8_t>(thread >> 24)});
   encoder_.encode(words, encoded_);
   if (failure_.empty()) write_chunk(kChunkRecords, encoded_);
-  if (!failure_.empty()) unwritten_ += words.size_bytes();
+  if (!failure_.empty()) unwritten_ += count_records(words);
 }
 
 void TraceWriter::account(const ClockSample& now, std::span<const TraceThread> threads) {
@@ -191,7 +198,7 @@ void TraceWriter::end(const TraceMeta& meta) {
                               {"site_lost", lost},
                               {"image_to", gone},
                               {"lost_no_thread_state", meta.lost_no_thread_state},
-                              {"unwritten_bytes", unwritten_},
+                              {"unwritten_records", unwritten_},
                               {"failure", failure_},
                               {"notes", meta.notes}}));
   if (reserved_ && bytes_) (void)!ftruncate(fd_, static_cast<off_t>(bytes_));  // what was reserved and not needed
