@@ -9,7 +9,7 @@ namespace sonde {
 namespace {
 
 // Whether the recorder is worth waiting for: it beats, or has not been silent for long. Only silence that the waiting
-// thread has seen with its own eyes counts, in steps that are cut to a sixteenth of the limit, and at most three
+// thread has seen with its own eyes counts, in steps that are cut to a quarter of the limit, and at most three
 // quarters of it from before: a machine that stood still as a whole has a right to its next heartbeat.
 class Watch {
  public:
@@ -22,7 +22,7 @@ class Watch {
       auto age = static_cast<int64_t>(now - seen);  // negative: the recorder's core is a little ahead
       silent_ = age > 0 ? least(static_cast<uint64_t>(age), limit / 4 * 3) : 0;
     } else {
-      silent_ = seen == beat_ ? silent_ + least(now - last_, limit / 16) : 0;
+      silent_ = seen == beat_ ? silent_ + least(now - last_, limit / 4) : 0;
     }
     last_ = now;
     beat_ = seen;

@@ -150,7 +150,9 @@ TEST_CASE("handlers that leave by siglongjmp, from a stack of their own too, blo
     uint64_t before = harness.lost(LossCause::nesting);
     harness.drain();
     for (int i = 0; i < 100; i++) CHECK(branch(1) == 4);
-    CHECK(harness.drain().calls.size() == 300);  // the ring publishes, no level is blocked
+    long returned = 0;  // beside these, abandoned ones may be noticed just now
+    for (const CallRecord& call : harness.drain().calls) returned += call.kind == ExitKind::returned;
+    CHECK(returned == 300);  // the ring publishes, no level is blocked
     CHECK(harness.lost(LossCause::nesting) == before);
     CHECK(before - nesting < 10);
   }
