@@ -123,7 +123,8 @@ int run(const Options& options) {
     out["problems"] = target.problems();
     fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   }
-  for (const std::string& problem : target.problems()) fmt::print(stderr, "sonde: note: {}\n", host::printable(problem));
+  for (const std::string& problem : target.problems())
+    fmt::print(stderr, "sonde: note: {}\n", host::printable(problem));
   return options.reliable && !all_whole ? 3 : 0;
 }
 
@@ -138,14 +139,16 @@ void add_stack(CLI::App& app, int& status) {
   command->add_option("executable", options->executable, "The core's program, if it is no longer where it was")
       ->type_name("EXECUTABLE");
   command->add_flag("--json", options->json, "Print JSON");
-  command->add_flag("--reliable", options->reliable,
-                    "Guess nothing: end each stack at the first frame that is not reliable; exit status 3 if there is one");
+  command->add_flag(
+      "--reliable", options->reliable,
+      "Guess nothing: end each stack at the first frame that is not reliable; exit status 3 if there is one");
   command->add_option("--max-frames", options->max_frames, "Cut each stack after so many frames")
       ->type_name("N")
       ->capture_default_str()
       ->check(CLI::Range(1u, 10000000u));
   command->footer(
-      "Behind a frame: [P] pc from registers, [K] return address recovered from a return probe, [D] execution stood in a\n"
+      "Behind a frame: [P] pc from registers, [K] return address recovered from a return probe, [D] execution stood in "
+      "a\n"
       "detour of a probe; then why the frame is not believed, or `guessed`.\n\n"
       "Examples:\n"
       "  sonde stack -p 4711                      stacks of a running process, also while it is recorded\n"

@@ -27,7 +27,8 @@ struct Code<X86_64> {
   // Bytes from sp to the words of a signal frame.
   static constexpr int kSignalStackBase = 16, kSignalStackSize = 32;
   static constexpr int signal_register(unsigned reg) {
-    constexpr int kOffset[X86_64::kRegs] = {144, 136, 152, 128, 112, 104, 120, 160, 40, 48, 56, 64, 72, 80, 88, 96, 168};
+    constexpr int kOffset[X86_64::kRegs] = {144, 136, 152, 128, 112, 104, 120, 160, 40,
+                                            48,  56,  64,  72,  80,  88,  96,  168};
     return kOffset[reg];
   }
 
@@ -93,9 +94,9 @@ struct Code<Aarch64> {
 
   static constexpr bool may_end_call(uint64_t before) {
     uint32_t insn = static_cast<uint32_t>(before >> 32);
-    return (insn & 0xfc000000) == 0x94000000 ||   // bl
-           (insn & 0xfffffc1f) == 0xd63f0000 ||   // blr
-           (insn & 0xfefff800) == 0xd63f0800;     // blraa, blrab, blraaz, blrabz
+    return (insn & 0xfc000000) == 0x94000000 ||  // bl
+           (insn & 0xfffffc1f) == 0xd63f0000 ||  // blr
+           (insn & 0xfefff800) == 0xd63f0800;  // blraa, blrab, blraaz, blrabz
   }
 
   static constexpr bool is_return(uint64_t at) {

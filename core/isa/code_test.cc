@@ -19,21 +19,21 @@ uint64_t ending_with(std::initializer_list<int> bytes) {
 
 TEST_CASE("code: x86-64 call encodings end before a return address") {
   using C = Code<X86_64>;
-  for (auto bytes : std::initializer_list<std::initializer_list<int>>{
-           {0xe8, 1, 2, 3, 4},                          // call rel32
-           {0xff, 0xd0},                                // call *%rax
-           {0x41, 0xff, 0xd7},                          // call *%r15
-           {0xff, 0x10},                                // call *(%rax)
-           {0xff, 0x14, 0xc3},                          // call *(%rbx,%rax,8)
-           {0xff, 0x50, 0x18},                          // call *24(%rax)
-           {0x41, 0xff, 0x54, 0x24, 8},                 // call *8(%r12)
-           {0xff, 0x15, 1, 2, 3, 0},                    // call *disp(%rip)
-           {0xff, 0x90, 0, 1, 0, 0},                    // call *256(%rax)
-           {0xff, 0x94, 0xc3, 0, 1, 0, 0},              // call *256(%rbx,%rax,8)
-           {0xff, 0x14, 0xc5, 0, 1, 0, 0}})             // call *256(,%rax,8)
+  for (auto bytes :
+       std::initializer_list<std::initializer_list<int>>{{0xe8, 1, 2, 3, 4},                          // call rel32
+                                                         {0xff, 0xd0},                                // call *%rax
+                                                         {0x41, 0xff, 0xd7},                          // call *%r15
+                                                         {0xff, 0x10},                                // call *(%rax)
+                                                         {0xff, 0x14, 0xc3},  // call *(%rbx,%rax,8)
+                                                         {0xff, 0x50, 0x18},  // call *24(%rax)
+                                                         {0x41, 0xff, 0x54, 0x24, 8},  // call *8(%r12)
+                                                         {0xff, 0x15, 1, 2, 3, 0},  // call *disp(%rip)
+                                                         {0xff, 0x90, 0, 1, 0, 0},  // call *256(%rax)
+                                                         {0xff, 0x94, 0xc3, 0, 1, 0, 0},  // call *256(%rbx,%rax,8)
+                                                         {0xff, 0x14, 0xc5, 0, 1, 0, 0}})  // call *256(,%rax,8)
     CHECK(C::may_end_call(ending_with(bytes)));
   CHECK(!C::may_end_call(ending_with({0xc3})));
-  CHECK(!C::may_end_call(ending_with({0xff, 0xe0})));        // jmp *%rax
+  CHECK(!C::may_end_call(ending_with({0xff, 0xe0})));  // jmp *%rax
   CHECK(!C::may_end_call(ending_with({0xff, 0x25, 1, 2, 3, 0})));  // jmp *disp(%rip)
   CHECK(!C::may_end_call(ending_with({0xe9, 1, 2, 3, 4})));
   CHECK(!C::may_end_call(ending_with({})));
@@ -91,13 +91,13 @@ TEST_CASE("code: x86-64 PLT stubs have pushed nothing, the relocation number, or
 #if defined(__x86_64__)
 TEST_CASE("code: offsets in the x86-64 signal frame are those of struct ucontext") {
   using R = X86_64;
-  constexpr std::pair<unsigned, int> kPairs[] = {{R::rax, REG_RAX}, {R::rbx, REG_RBX}, {R::rsp, REG_RSP}, {R::rip, REG_RIP},
-                                                 {R::rbp, REG_RBP}, {R::r15, REG_R15}, {R::r8, REG_R8},   {R::rdi, REG_RDI},
-                                                 {R::r12, REG_R12}, {R::r13, REG_R13}, {R::r14, REG_R14}, {R::rcx, REG_RCX},
-                                                 {R::rdx, REG_RDX}, {R::rsi, REG_RSI}, {R::r9, REG_R9},   {R::r10, REG_R10},
-                                                 {R::r11, REG_R11}};
+  constexpr std::pair<unsigned, int> kPairs[] = {
+      {R::rax, REG_RAX}, {R::rbx, REG_RBX}, {R::rsp, REG_RSP}, {R::rip, REG_RIP}, {R::rbp, REG_RBP}, {R::r15, REG_R15},
+      {R::r8, REG_R8},   {R::rdi, REG_RDI}, {R::r12, REG_R12}, {R::r13, REG_R13}, {R::r14, REG_R14}, {R::rcx, REG_RCX},
+      {R::rdx, REG_RDX}, {R::rsi, REG_RSI}, {R::r9, REG_R9},   {R::r10, REG_R10}, {R::r11, REG_R11}};
   for (auto [reg, index] : kPairs)
-    CHECK(Code<X86_64>::signal_register(reg) == offsetof(ucontext_t, uc_mcontext.gregs) + 8 * static_cast<size_t>(index));
+    CHECK(Code<X86_64>::signal_register(reg) ==
+          offsetof(ucontext_t, uc_mcontext.gregs) + 8 * static_cast<size_t>(index));
   CHECK(Code<X86_64>::kSignalStackBase == offsetof(ucontext_t, uc_stack.ss_sp));
   CHECK(Code<X86_64>::kSignalStackSize == offsetof(ucontext_t, uc_stack.ss_size));
 }

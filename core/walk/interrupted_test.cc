@@ -1,12 +1,13 @@
 // Synthetic stacks that begin or pass where execution was interrupted: signal frames, alternate stacks, detours, linkage
 // stubs, calls through null, instructions whose rows are known to lag.
-#include "core/walk/world_test.h"
 #include "core/walk/walker.h"
+#include "core/walk/world_test.h"
 
 namespace sonde::test {
 namespace {
 
-constexpr uint64_t kHandler = 0x400100, kWork = 0x400200, kMain = 0x400300, kStart = 0x400400, kRestorer = 0x400600, kBad = 0x400900;
+constexpr uint64_t kHandler = 0x400100, kWork = 0x400200, kMain = 0x400300, kStart = 0x400400, kRestorer = 0x400600,
+                   kBad = 0x400900;
 using Pcs = std::vector<uint64_t>;
 using Reasons = std::vector<Reason>;
 constexpr Reason R = Reason::reliable;
@@ -57,7 +58,8 @@ void fill(auto& w, AddrRange range) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("walk: over a signal frame the pc is exact and every register is the kernel's", Isa, X86_64, Aarch64) {
+TEST_CASE_TEMPLATE("walk: over a signal frame the pc is exact and every register is the kernel's", Isa, X86_64,
+                   Aarch64) {
   for (bool known : {false, true}) {
     Signal<Isa> w;
     if (known) {  // as glibc's: covered by a row with the signal flag, from one byte before
@@ -161,7 +163,10 @@ TEST_CASE("walk: linkage stubs without rows") {
   w.nops(kPlt - 16, 64);
   w.bytes(kPlt, {0xff, 0x35, 2, 0, 0, 0, 0xff, 0x25, 4, 0, 0, 0, 0x0f, 0x1f, 0x40, 0});
   w.bytes(kPlt + 16, {0xff, 0x25, 6, 0, 0, 0, 0x68, 0, 0, 0, 0, 0xe9, 0xe0, 0xff, 0xff, 0xff});
-  struct { uint64_t pc; int pushed; } points[] = {{kPlt + 16, 0}, {kPlt + 22, 0}, {kPlt + 27, 1}, {kPlt, 1}, {kPlt + 6, 2}};
+  struct {
+    uint64_t pc;
+    int pushed;
+  } points[] = {{kPlt + 16, 0}, {kPlt + 22, 0}, {kPlt + 27, 1}, {kPlt, 1}, {kPlt + 6, 2}};
   for (auto [pc, pushed] : points) {
     w.at(pc, w.kWorkSp - 8 * static_cast<uint64_t>(pushed));
     CHECK(w.walk().reasons() == Reasons{Reason::no_table_row});
@@ -175,19 +180,17 @@ TEST_CASE("walk: linkage stubs without rows") {
   }
 }
 
-TEST_CASE_TEMPLATE("walk: a pc in a detour is the displaced instruction's, with the sp it would have there (S38)", Isa, X86_64,
-                   Aarch64) {
+TEST_CASE_TEMPLATE("walk: a pc in a detour is the displaced instruction's, with the sp it would have there (S38)", Isa,
+                   X86_64, Aarch64) {
   constexpr uint64_t kDetour = 0x50000000;
   Signal<Isa> w;
   w.rows[kWork + 4] = World<Isa>::row(Isa::kSp, 24);  // the second displaced instruction stands behind `sub $16,%rsp`
   w.steps = {{0, -1, 0, 0}, {5, -1, 128, 0}, {24, 0, 0, 0}, {28, 4, 0, 0}, {40, 12, -8, 0}};
   w.detours = {{kDetour, kDetour + 60, kWork, 5, 0, 5, 0}};
-  struct { uint64_t offset, sp, pc; } points[] = {{0, w.kWorkSp, kWork},
-                                                  {5, w.kWorkSp - 128, kWork},
-                                                  {16, w.kWorkSp - 128, kWork},
-                                                  {24, w.kWorkSp, kWork},
-                                                  {28, w.kWorkSp - 16, kWork + 4},
-                                                  {44, w.kWorkSp - 8, kWork + 12}};
+  struct {
+    uint64_t offset, sp, pc;
+  } points[] = {{0, w.kWorkSp, kWork},  {5, w.kWorkSp - 128, kWork},     {16, w.kWorkSp - 128, kWork},
+                {24, w.kWorkSp, kWork}, {28, w.kWorkSp - 16, kWork + 4}, {44, w.kWorkSp - 8, kWork + 12}};
   for (auto [offset, sp, pc] : points) {
     w.at(kDetour + offset, sp);
     auto stack = w.walk_reliable();
@@ -280,6 +283,15 @@ TEST_CASE("walk: at a return instruction the row must agree, and registers are r
     w.start.regs.set(X86_64::r10, w.kWorkSp + 8);
     CHECK(w.walk_reliable().pcs() == Pcs{kBad + 8, w.in_main, w.in_start});
   }
+}
+
+TEST_CASE("walk: where execution stands a frame may have no size, elsewhere not") {
+  Signal<X86_64> w;
+  w.rows[kWork] = World<X86_64>::row(X86_64::rsp, 0);  // as before `jmp *-8(%rsp)`
+  w.at(kWork, w.kWorkSp + 8);
+  CHECK(w.walk_reliable().pcs() == Pcs{kWork, w.in_main, w.in_start});
+  w.rows[kMain] = World<X86_64>::row(X86_64::rsp, 0);
+  CHECK(w.walk_reliable().reasons() == Reasons{R, Reason::non_progress});
 }
 
 TEST_CASE("walk: rows that describe the context to come are not believed") {

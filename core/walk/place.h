@@ -13,18 +13,18 @@ namespace sonde {
 
 struct Place {
   enum class Kind : uint8_t {
-    nothing,        // no way on
+    nothing,  // no way on
     row,
-    outermost,      // nobody called it
+    outermost,  // nobody called it
     signal_return,  // sp stands at the kernel's signal frame
-    trampoline,     // execution stands in a return trampoline
+    trampoline,  // execution stands in a return trampoline
   };
   Kind kind = Kind::nothing;
   Reason reason = Reason::reliable;
-  bool simple = false;           // row: CFA from a register, everything else at offsets from it
-  bool engine_entry = false;     // sonde_entry: its caller is the probed function at the patch address
-  bool trap_handler = false;     // sonde_trap
-  CodeAddr code;                 // as it turned out: a "return address" may be where code starts
+  bool simple = false;  // row: CFA from a register, everything else at offsets from it
+  bool engine_entry = false;  // sonde_entry: its caller is the probed function at the patch address
+  bool trap_handler = false;  // sonde_trap
+  CodeAddr code;  // as it turned out: a "return address" may be where code starts
   const Row* row = nullptr;
   const ImageEntry* image = nullptr;  // whose table the row is of; null for rows made here
 };
@@ -43,7 +43,8 @@ inline constexpr Row kPushedRows[3] = {pushed_row<Isa>(0), pushed_row<Isa>(1), p
 constexpr bool is_simple(const Row& row) {
   if (row.flags || row.cfa_kind != CfaKind::reg_offset || row.ra_kind != ValueKind::at_cfa) return false;
   for (const SavedReg& saved : row.saved)
-    if (saved.kind != ValueKind::same && saved.kind != ValueKind::at_cfa && saved.kind != ValueKind::undefined) return false;
+    if (saved.kind != ValueKind::same && saved.kind != ValueKind::at_cfa && saved.kind != ValueKind::undefined)
+      return false;
   return true;
 }
 
@@ -90,7 +91,8 @@ class Places {
 
   void to_cache(const Place& place) {
     if (place.reason != Reason::reliable || place.engine_entry || place.trap_handler) return;
-    if (place.kind == Kind::outermost) return cache_->keep(place.code, RowCache::kOutermost, arena_.header().generation);
+    if (place.kind == Kind::outermost)
+      return cache_->keep(place.code, RowCache::kOutermost, arena_.header().generation);
     if (place.kind != Kind::row || !place.simple || !place.image) return;
     uint64_t distance = reinterpret_cast<uint64_t>(place.row) - reinterpret_cast<uint64_t>(&arena_.header());
     if (distance >= RowCache::kMaxDistance || distance % 4) return;
@@ -135,7 +137,8 @@ class Places {
   // is not in a PLT at all: nothing returns into a stub.
   bool apply_plt(Place& place) {
     uint64_t before, at;
-    if (place.code.is_return || !memory_.read(place.code.pc - 8, &before) || !memory_.read(place.code.pc, &at)) return false;
+    if (place.code.is_return || !memory_.read(place.code.pc - 8, &before) || !memory_.read(place.code.pc, &at))
+      return false;
     int words = Code<Isa>::plt_words(before, at);
     if (words < 0) return false;
     place.kind = Kind::row, place.simple = true, place.image = nullptr;
@@ -201,7 +204,8 @@ class Places {
       bool plain = row.cfa_kind == CfaKind::reg_offset && row.cfa_reg == Isa::kSp && row.cfa_offset == 8;
       if (plain && place.simple && row.saved[0].kind == ValueKind::same) return;
       if (row.flags & kRowSignalFrame || !memory_.read(place.code.pc, &at)) return;
-      if (memory_.read(place.code.pc - 8, &before) && Code<Isa>::is_eh_return(before, at)) place.reason = Reason::special_code;
+      if (memory_.read(place.code.pc - 8, &before) && Code<Isa>::is_eh_return(before, at))
+        place.reason = Reason::special_code;
       if (!Code<Isa>::is_return(at)) return;
       if (plain && row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8) {
         place.row = &kPushedRows<Isa>[0], place.image = nullptr, place.simple = true;

@@ -97,7 +97,8 @@ class Walker {
     frame.recovered = next_.recovered, frame.is_return = code_.is_return;
     next_ = Next{};
     Addr pc(value);
-    if (in_trampolines(*arena_, pc)) resolve(Code<Isa>::kKeyIsSlot ? Addr(cfa) + row.ra_offset : Addr(cfa), &pc, &next_);
+    if (in_trampolines(*arena_, pc))
+      resolve(Code<Isa>::kKeyIsSlot ? Addr(cfa) + row.ra_offset : Addr(cfa), &pc, &next_);
     regs_.set(Isa::kSp, cfa);
     regs_.set(Isa::kPc, pc.value);
     code_ = {pc, true};
@@ -198,7 +199,7 @@ class Walker {
   Reason simple_step(const Row& row, RegSet<Isa>* caller) {
     if (!regs_.has(row.cfa_reg)) return Reason::no_table_row;
     Addr cfa = Addr(regs_.get(row.cfa_reg)) + row.cfa_offset;
-    if (Reason reason = check_growth(row, cfa, false); reason != Reason::reliable) return reason;
+    if (Reason reason = check_growth(row, cfa); reason != Reason::reliable) return reason;
     uint64_t value;
     if (!memory_.read(cfa + row.ra_offset, &value)) return Reason::stack_out_of_range;
     caller->valid = 0;
@@ -229,9 +230,8 @@ class Walker {
       case StepStatus::register_unknown:
       case StepStatus::bad_expression: return Reason::no_table_row;
     }
-    bool may_stay = !place.code.is_return && row.ra_kind != ValueKind::at_cfa;
     if (!place.code.is_return) repair_frame_pointer(table, row, caller);
-    return check_growth(row, caller->sp(), may_stay);
+    return check_growth(row, caller->sp());
   }
 
   // gcc realigns the stack with a rule "rbp is saved where rbp points" and leaves it in force behind `leave`, when rbp is
@@ -247,12 +247,12 @@ class Walker {
     if (!inside) caller->set(Isa::kFp, regs_.get(Isa::kFp));
   }
 
-  // sp grows while a walk stays on one stack; each stack is entered once. may_stay: a frame of no size (the return address
-  // is not on the stack).
-  Reason check_growth(const Row& row, Addr cfa, bool may_stay) {
+  // sp grows while a walk stays on one stack; each stack is entered once. Only where execution stands may a frame have no
+  // size: its return address is in a register, or was popped and is about to be jumped to.
+  Reason check_growth(const Row& row, Addr cfa) {
     bool by_frame_pointer = row.cfa_kind == CfaKind::reg_offset && row.cfa_reg == Isa::kFp;
     if (cfa.value % 8) return by_frame_pointer ? Reason::fp_mismatch : Reason::stack_out_of_range;
-    if (cfa.value > sp().value || (may_stay && cfa == sp())) {
+    if (cfa > sp() || (cfa == sp() && !code_.is_return)) {
       if (cfa <= stack_.end) return Reason::reliable;
       if (by_frame_pointer) return Reason::fp_mismatch;
       return switch_stack(stack_, cfa);
@@ -283,7 +283,8 @@ class Walker {
       caller->set(reg, value);
     }
     uint64_t base, size;
-    if (!memory_.read(sp() + Code<Isa>::kSignalStackBase, &base) || !memory_.read(sp() + Code<Isa>::kSignalStackSize, &size))
+    if (!memory_.read(sp() + Code<Isa>::kSignalStackBase, &base) ||
+        !memory_.read(sp() + Code<Isa>::kSignalStackSize, &size))
       return Reason::stack_out_of_range;
     AddrRange alternate{Addr(base), Addr(base + size)};
     Addr interrupted = caller->sp();
@@ -305,7 +306,8 @@ class Walker {
   Reason out_of_trampoline(RegSet<Isa>* caller, Next* next) {
     Addr pc = code_.pc;
     Addr key = Code<Isa>::kKeyIsSlot ? sp() - 8 : sp();
-    if (recover(places_.arena().header(), memory_, key, true, &pc) != Recovery::recovered) return Reason::recovery_failed;
+    if (recover(places_.arena().header(), memory_, key, true, &pc) != Recovery::recovered)
+      return Reason::recovery_failed;
     *caller = regs_;
     caller->set(Isa::kPc, pc.value);
     next->recovered |= kRecoveredReturn;
@@ -365,7 +367,8 @@ class Walker {
 }  // namespace
 
 template <class Isa, WalkMemory Memory>
-WalkResult walk(const TableArena* arena, RowCache* cache, Memory& memory, const WalkStart<Isa>& start, std::span<Frame> out) {
+WalkResult walk(const TableArena* arena, RowCache* cache, Memory& memory, const WalkStart<Isa>& start,
+                std::span<Frame> out) {
   return Walker<Isa, Memory>(arena, cache, memory, out).run(start);
 }
 

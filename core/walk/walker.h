@@ -35,13 +35,15 @@ struct WalkStart {
 
 struct WalkResult {
   unsigned frames = 0;
-  Reason reason = Reason::unknown_code;  // end: the whole stack, every frame reliable; otherwise of the first that is not
+  Reason reason =
+      Reason::unknown_code;  // end: the whole stack, every frame reliable; otherwise of the first that is not
   bool whole() const { return reason == Reason::end; }
 };
 
 // `arena` describes the target, in whatever memory this code reads directly; `cache` may be null.
 template <class Isa, WalkMemory Memory>
-WalkResult walk(const TableArena* arena, RowCache* cache, Memory& memory, const WalkStart<Isa>& start, std::span<Frame> out);
+WalkResult walk(const TableArena* arena, RowCache* cache, Memory& memory, const WalkStart<Isa>& start,
+                std::span<Frame> out);
 
 extern template WalkResult walk(const TableArena*, RowCache*, RawMemory&, const WalkStart<X86_64>&, std::span<Frame>);
 extern template WalkResult walk(const TableArena*, RowCache*, RawMemory&, const WalkStart<Aarch64>&, std::span<Frame>);

@@ -106,7 +106,8 @@ TEST_CASE_TEMPLATE("walk: a return address that no call precedes", Isa, X86_64, 
   CHECK(w.walk_reliable().pcs() == Pcs{kLeaf + 8, w.in_middle, w.in_main});
 }
 
-TEST_CASE_TEMPLATE("walk: a call that does not return may be the last instruction of its function", Isa, X86_64, Aarch64) {
+TEST_CASE_TEMPLATE("walk: a call that does not return may be the last instruction of its function", Isa, X86_64,
+                   Aarch64) {
   Chain<Isa> w;
   uint64_t end = kMiddle + 0x40;  // what begins here has another row
   w.rows[end] = World<Isa>::row(Isa::kSp, 48);
@@ -131,8 +132,8 @@ TEST_CASE_TEMPLATE("walk: a warm cache changes no verdict on a damaged stack", I
   w.at(kLeaf + 8, w.kSp + 4), same();
 }
 
-TEST_CASE_TEMPLATE("walk: a gap in the tables stops a reliable walk; another goes on by the frame pointer, marked", Isa, X86_64,
-                   Aarch64) {
+TEST_CASE_TEMPLATE("walk: a gap in the tables stops a reliable walk; another goes on by the frame pointer, marked", Isa,
+                   X86_64, Aarch64) {
   Chain<Isa> w;
   uint64_t record = w.kLeafCfa + 8;  // {main's frame pointer, return address into main}, as code in the gap made it
   w.word(w.kLeafCfa - 8, w.call_site(kGap + 0x20));
@@ -199,7 +200,8 @@ TEST_CASE_TEMPLATE("walk: cut stacks say so", Isa, X86_64, Aarch64) {
   CHECK(w.walk().frames.empty());
 }
 
-TEST_CASE_TEMPLATE("walk: trampolines in slots are resolved by their own entries, in every subset (S5)", Isa, X86_64, Aarch64) {
+TEST_CASE_TEMPLATE("walk: trampolines in slots are resolved by their own entries, in every subset (S5)", Isa, X86_64,
+                   Aarch64) {
   for (unsigned subset = 0; subset < 8; subset++) {
     Chain<Isa> w;
     w.trampolines = true;
@@ -221,7 +223,8 @@ TEST_CASE_TEMPLATE("walk: trampolines in slots are resolved by their own entries
   }
 }
 
-TEST_CASE_TEMPLATE("walk: hooks in layers on one slot are resolved one after the other; a ring is not", Isa, X86_64, Aarch64) {
+TEST_CASE_TEMPLATE("walk: hooks in layers on one slot are resolved one after the other; a ring is not", Isa, X86_64,
+                   Aarch64) {
   Chain<Isa> w;
   uint64_t key = w.key(w.kLeafCfa);
   w.entry(1, w.trampoline(2), key), w.entry(2, w.in_middle, key);
@@ -231,7 +234,8 @@ TEST_CASE_TEMPLATE("walk: hooks in layers on one slot are resolved one after the
   CHECK(w.walk().result.reason == Reason::recovery_failed);
 }
 
-TEST_CASE_TEMPLATE("walk: a trampoline whose entry names another slot is not translated (S13, S18)", Isa, X86_64, Aarch64) {
+TEST_CASE_TEMPLATE("walk: a trampoline whose entry names another slot is not translated (S13, S18)", Isa, X86_64,
+                   Aarch64) {
   Chain<Isa> w;
   w.entry(3, w.in_middle, w.key(w.kLeafCfa) + 16);
   w.word(w.kLeafCfa - 8, w.trampoline(3));

@@ -48,11 +48,13 @@ struct World {
   // A call instruction that ends at `address`, in front of and behind it nops.
   uint64_t call_site(uint64_t address) {
     nops(address - 8, 16);
-    bytes(address - (kX86 ? 5 : 4), kX86 ? std::vector<uint8_t>{0xe8, 0, 0, 0, 0} : std::vector<uint8_t>{0, 0, 0, 0x94});
+    bytes(address - (kX86 ? 5 : 4),
+          kX86 ? std::vector<uint8_t>{0xe8, 0, 0, 0, 0} : std::vector<uint8_t>{0, 0, 0, 0x94});
     return address;
   }
   void nops(uint64_t address, int count) {
-    for (int i = 0; i < count; i++) memory[address + i] = kX86 ? 0x90 : std::array<uint8_t, 4>{0x1f, 0x20, 0x03, 0xd5}[i % 4];
+    for (int i = 0; i < count; i++)
+      memory[address + i] = kX86 ? 0x90 : std::array<uint8_t, 4>{0x1f, 0x20, 0x03, 0xd5}[i % 4];
   }
   void entry(unsigned number, uint64_t real, uint64_t key) {
     trampolines = true;
@@ -84,12 +86,14 @@ struct World {
     }
     std::vector<uint32_t> starts = {0};
     std::vector<uint8_t> text;
-    for (auto& e : expressions) text.insert(text.end(), e.begin(), e.end()), starts.push_back(static_cast<uint32_t>(text.size()));
+    for (auto& e : expressions)
+      text.insert(text.end(), e.begin(), e.end()), starts.push_back(static_cast<uint32_t>(text.size()));
     TableHeader h{};
     h.magic = kTableMagic, h.version = kTableVersion, h.machine = kX86 ? 62 : 183;
     h.base = base, h.span = kTextEnd - kText;
     h.row_count = static_cast<uint32_t>(dictionary.size()), h.block_count = 1;
-    h.expression_count = static_cast<uint32_t>(expressions.size()), h.change_count = static_cast<uint32_t>(offsets.size());
+    h.expression_count = static_cast<uint32_t>(expressions.size()),
+    h.change_count = static_cast<uint32_t>(offsets.size());
     h.expression_bytes = static_cast<uint32_t>(text.size());
     TableBlock blocks[2] = {{0, kNoFine}, {h.change_count, kNoFine}};
     std::vector<uint8_t> out(sizeof h);

@@ -108,7 +108,9 @@ bool SnapshotMemory::read_file(Addr at, std::span<uint8_t> into) const {
     if (!loaded.range.contains(at)) continue;
     ImageAddr begin = loaded.to_image(at), end = begin + static_cast<int64_t>(into.size());
     for (const Segment& s : loaded.image->segments()) {
-      if (!s.executable || s.writable || begin < s.range.begin || s.range.begin + static_cast<int64_t>(s.file_size) < end) continue;
+      if (!s.executable || s.writable || begin < s.range.begin ||
+          s.range.begin + static_cast<int64_t>(s.file_size) < end)
+        continue;
       auto bytes = loaded.image->bytes(ImageRange{begin, end});
       if (bytes.size() != into.size()) return false;
       return std::memcpy(into.data(), bytes.data(), bytes.size()), true;
