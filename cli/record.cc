@@ -125,6 +125,8 @@ class Recording {
 
     Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
     int wait_status = attend(service);
+    for (const std::string& pattern : selection.waiting())
+      meta_.notes.push_back(fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
     finish(service, wait_status);
     if (wait_status >= 0) pass_on(wait_status);
   }

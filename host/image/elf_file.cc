@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "host/image/sectionless.h"
+
 namespace sonde::host {
 namespace {
 
@@ -120,6 +122,8 @@ Result<void> ElfFile::read_sections() {
   if (count == 0) {
     if (header_.e_shnum != 0)
       return fail(fmt::format("is cut off: its section headers at {:#x} lie beyond its end", header_.e_shoff));
+    sectionless_ = true;
+    for (auto& found : sections_of_segments(*this)) sections_.push_back(found.section), links_.push_back(found.link);
     return {};
   }
   if (elf_getshdrstrndx(elf_, &names) < 0) return fail("has no readable section names");
@@ -133,6 +137,7 @@ Result<void> ElfFile::read_sections() {
                               name ? name : std::to_string(i), s.sh_size, s.sh_offset));
     sections_.push_back({name ? name : "", ImageAddr(s.sh_flags & SHF_ALLOC ? s.sh_addr : 0), FileOffset(s.sh_offset),
                          s.sh_size, s.sh_type, s.sh_flags});
+    links_.push_back(s.sh_link);
   }
   return {};
 }
@@ -147,18 +152,25 @@ std::span<const uint8_t> ElfFile::raw(const Section& section) const {
   return bytes().subspan(section.offset.value, section.size);
 }
 
-Elf_Scn* ElfFile::scn(const Section& section) const {
-  for (size_t i = 0; i < sections_.size(); i++)
-    if (sections_[i].offset == section.offset && sections_[i].type == section.type && sections_[i].name == section.name)
-      return elf_getscn(elf_, i + 1);
-  return nullptr;
+size_t ElfFile::index_of(const Section& section) const {
+  size_t i = 0;
+  while (i < sections_.size() && (sections_[i].offset != section.offset || sections_[i].type != section.type ||
+                                  sections_[i].name != section.name))
+    i++;
+  return i;
+}
+
+const Section* ElfFile::linked(const Section& section) const {
+  size_t i = index_of(section);
+  uint32_t link = i < links_.size() ? links_[i] : 0;
+  return link == 0 || link > sections_.size() ? nullptr : &sections_[link - 1];
 }
 
 std::span<const uint8_t> ElfFile::data(const Section& section) const {
   auto plain = raw(section);
   bool gnu = section.name.starts_with(".zdebug") && plain.size() > 12 && std::memcmp(plain.data(), "ZLIB", 4) == 0;
   if (!(section.flags & SHF_COMPRESSED) && !gnu) return plain;
-  Elf_Scn* scn = this->scn(section);
+  Elf_Scn* scn = sectionless_ ? nullptr : elf_getscn(elf_, index_of(section) + 1);
   GElf_Shdr now;
   if (!scn || !gelf_getshdr(scn, &now)) return {};
   if (gnu) {

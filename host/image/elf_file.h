@@ -49,6 +49,10 @@ class ElfFile {
   // In file order, the null section left out.
   const std::vector<Section>& sections() const { return sections_; }
   const Section* section(std::string_view name) const;
+  // No section headers: sections() holds what the program headers lead to, and symbols' section indices mean nothing.
+  bool sectionless() const { return sectionless_; }
+  // The string table that goes with a section (sh_link), or null.
+  const Section* linked(const Section& section) const;
   // As they lie in the file; empty if NOBITS.
   std::span<const uint8_t> raw(const Section& section) const;
   // Decompressed where needed. Not thread-safe: elfutils caches in its handle.
@@ -58,9 +62,9 @@ class ElfFile {
   // Lower-case hex of the NT_GNU_BUILD_ID note, "" if none.
   std::string build_id() const;
   Elf* handle() const { return elf_; }
-  Elf_Scn* scn(const Section& section) const;
 
  private:
+  size_t index_of(const Section& section) const;
   explicit ElfFile(FileBytes bytes) : bytes_(std::move(bytes)) {}
   Result<void> read_segments();
   Result<void> read_sections();
@@ -70,6 +74,8 @@ class ElfFile {
   std::vector<GElf_Phdr> program_headers_;
   std::vector<Segment> segments_;
   std::vector<Section> sections_;
+  std::vector<uint32_t> links_;  // sh_link of each
+  bool sectionless_ = false;
 };
 
 }  // namespace sonde::host

@@ -92,6 +92,28 @@ TEST_CASE("hostile: bytes flipped in headers and tables") {
   }
 }
 
+TEST_CASE("hostile: without section headers, the program headers damaged") {
+  std::minstd_rand random(2);
+  auto whole = program("lib.so");
+  Elf64_Ehdr header;
+  std::memcpy(&header, whole.data(), sizeof header);
+  header.e_shoff = 0, header.e_shnum = 0, header.e_shstrndx = 0;
+  std::memcpy(whole.data(), &header, sizeof header);
+  auto plain = Image::from_memory(whole, "plain");
+  REQUIRE(plain);
+  uint64_t dynamic = (*plain)->section(".dynamic")->offset.value, hash = 0x200, tables = 0x1000;
+  size_t opened = 0;
+  for (int round = 0; round < 1500; round++) {
+    auto bytes = whole;
+    size_t places[] = {sizeof header + random() % (header.e_phnum * sizeof(Elf64_Phdr)), dynamic + random() % 0x180,
+                       hash + random() % 0x400, tables + random() % (bytes.size() - tables)};
+    bytes[places[random() % 4]] = random() % 4 == 0 ? 0xff : static_cast<uint8_t>(random());
+    CAPTURE(round);
+    opened += exercise(std::move(bytes));
+  }
+  CHECK(opened > 700);
+}
+
 TEST_CASE("hostile: sizes and counts at their limits") {
   auto whole = program("debug");
   auto with = [&](auto change) {

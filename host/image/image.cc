@@ -122,10 +122,9 @@ std::optional<std::string> read_interpreter(const ElfFile& file) {
 
 std::string read_soname(const ElfFile& file) {
   auto it = std::ranges::find(file.sections(), uint32_t{SHT_DYNAMIC}, &Section::type);
-  GElf_Shdr header;
-  if (it == file.sections().end() || !gelf_getshdr(file.scn(*it), &header)) return "";
-  if (header.sh_link == 0 || header.sh_link > file.sections().size()) return "";
-  auto entries = file.raw(*it), strings = file.raw(file.sections()[header.sh_link - 1]);
+  const Section* string_table = it == file.sections().end() ? nullptr : file.linked(*it);
+  if (!string_table) return "";
+  auto entries = file.raw(*it), strings = file.raw(*string_table);
   for (size_t at = 0; entries.size() - at >= sizeof(Elf64_Dyn); at += sizeof(Elf64_Dyn)) {
     Elf64_Dyn entry;
     std::memcpy(&entry, entries.data() + at, sizeof entry);

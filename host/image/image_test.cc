@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -170,6 +171,36 @@ TEST_CASE("image: a symbol is found by name, the default of its versions") {
       CHECK(hit->offset == 0);
       CHECK(hit->function->name == "foo");
       CHECK(std::ranges::find(hit->function->aliases, version) != hit->function->aliases.end());
+    }
+  }
+}
+
+TEST_CASE("image: without section headers what the loader needs is still found") {
+  auto folder = fresh_folder("sectionless");
+  for (const std::string path : {"/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/bin/python3"}) {
+    CAPTURE(path);
+    auto bytes = read_file(path);
+    Elf64_Ehdr header;
+    std::memcpy(&header, bytes.data(), sizeof header);
+    bytes.resize(header.e_shoff);
+    header.e_shoff = 0, header.e_shnum = 0, header.e_shstrndx = 0;
+    std::memcpy(bytes.data(), &header, sizeof header);
+    auto cut = Image::from_memory(std::move(bytes), "cut");
+    REQUIRE(cut);
+    auto whole = open_image(path);
+    CHECK((*cut)->build_id() == whole->build_id());
+    CHECK((*cut)->soname() == whole->soname());
+    auto *table = (*cut)->section(".eh_frame"), *whole_table = whole->section(".eh_frame");
+    REQUIRE(table);
+    CHECK(table->addr == whole_table->addr);
+    CHECK(table->size + 4 >= whole_table->size);  // up to, perhaps with, the terminator
+    for (auto& f : whole->functions()) {
+      if (f.name.empty()) continue;
+      auto hit = (*cut)->find(f.range.begin);
+      REQUIRE(hit);
+      REQUIRE(hit->offset == 0);
+      REQUIRE(hit->function->name == f.name);
+      REQUIRE(hit->function->aliases == f.aliases);
     }
   }
 }

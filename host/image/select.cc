@@ -1,9 +1,9 @@
 #include "host/image/select.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "host/image/names.h"
 #include "host/image/near.h"
@@ -44,6 +44,9 @@ Result<Selection::Pattern> Selection::parse_one(const std::string& text) {
     if (pattern.module.empty())
       return fail(fmt::format("pattern '{}' has nothing before its colon: write MODULE:GLOB, or *:GLOB for all files", text), 2);
   }
+  // Processes' maps name files without their links.
+  std::error_code ignored;
+  if (pattern.module.find('/') != std::string::npos) pattern.file = std::filesystem::canonical(pattern.module, ignored).string();
   if (pattern.name.empty())
     return fail(fmt::format("pattern '{}' names no function: write * for all of them", text), 2);
   pattern.wildcard = pattern.name.find_first_of("*?[") != std::string::npos;
@@ -60,7 +63,7 @@ Result<Selection> Selection::parse(const std::vector<std::string>& patterns) {
 }
 
 bool Selection::module_matches(const Pattern& pattern, const Image& image) {
-  if (pattern.module.find('/') != std::string::npos) return matches_glob(pattern.module, image.path());
+  if (pattern.module.find('/') != std::string::npos) return pattern.file == image.path() || matches_glob(pattern.module, image.path());
   // libx.so and libx.so.0 are also meant where the mapped file is libx.so.0.8.6.
   std::string base = base_name(image.path());
   return matches_glob(pattern.module, base) || matches_glob(pattern.module + ".*", base) ||
@@ -127,6 +130,13 @@ std::vector<uint32_t> Selection::select(const Image& image, bool is_program) {
   return chosen;
 }
 
+std::vector<std::string> Selection::waiting() const {
+  std::vector<std::string> texts;
+  for (auto& p : patterns_)
+    if (!p.exclude && !p.found) texts.push_back(p.text);
+  return texts;
+}
+
 std::vector<std::string> Selection::notes() const {
   std::vector<std::string> notes;
   for (auto& p : patterns_) {
@@ -161,7 +171,7 @@ std::optional<Error> Selection::unmatched(std::span<const std::shared_ptr<const 
   std::string message;
   for (auto& p : patterns_) {
     if (p.exclude || p.found) continue;
-    if (!p.module_seen && p.module.find('/') != std::string::npos && access(p.module.c_str(), R_OK) == 0) continue;
+    if (!p.module_seen && !p.file.empty()) continue;
     message += (message.empty() ? "" : ". ") + why_unmatched(p, images);
   }
   bool later = std::ranges::any_of(patterns_, [](auto& p) { return !p.exclude && !p.found; });

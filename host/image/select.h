@@ -32,12 +32,15 @@ class Selection {
   // After the program's first images went through select(): why a pattern matched nothing and what is near. Patterns for
   // a library that is named by its path may match later.
   std::optional<Error> unmatched(std::span<const std::shared_ptr<const Image>> images) const;
+  // Patterns that still have matched nothing: their library never came.
+  std::vector<std::string> waiting() const;
   // What the user should know of patterns that did match: "foo means foo@@V3; foo@V1 exists too".
   std::vector<std::string> notes() const;
 
  private:
   struct Pattern {
     std::string text, module, name;  // module "": the program, or else the libraries
+    std::string file;                // what `module` leads to if it is the path of a file
     bool exclude = false, wildcard = false;
     // What select() has seen.
     bool module_seen = false, found = false, in_program = false;

@@ -49,6 +49,10 @@ struct Place {
 };
 Place place_of(const ElfFile& file, const Elf64_Sym& sym) {
   auto& sections = file.sections();
+  if (file.sectionless()) {
+    auto* s = file.segment_at(ImageAddr(sym.st_value));
+    return s ? Place{s->range.begin.value, s->range.end.value, s->executable} : Place{0, 0, false};
+  }
   if (sym.st_shndx < SHN_LORESERVE && sym.st_shndx - 1u < sections.size()) {
     auto& s = sections[sym.st_shndx - 1u];
     return {s.addr.value, s.addr.value + s.size, (s.flags & SHF_EXECINSTR) != 0};
@@ -56,8 +60,6 @@ Place place_of(const ElfFile& file, const Elf64_Sym& sym) {
   for (auto& s : sections)  // SHN_XINDEX, or indices of sections that were removed
     if ((s.flags & SHF_ALLOC) && s.addr.value <= sym.st_value && sym.st_value - s.addr.value < s.size)
       return {s.addr.value, s.addr.value + s.size, (s.flags & SHF_EXECINSTR) != 0};
-  if (auto* s = file.segment_at(ImageAddr(sym.st_value)); s && sections.empty())
-    return {s->range.begin.value, s->range.end.value, s->executable};
   return {0, 0, false};
 }
 
@@ -73,11 +75,9 @@ VersionedName split_version(std::string_view name) {
 void read_symbols(const ElfFile& file, bool dynamic, std::vector<RawSymbol>& out) {
   auto table = std::ranges::find(file.sections(), dynamic ? uint32_t{SHT_DYNSYM} : uint32_t{SHT_SYMTAB}, &Section::type);
   if (table == file.sections().end()) return;
-  GElf_Shdr header;
-  Elf_Scn* scn = file.scn(*table);
-  if (!scn || !gelf_getshdr(scn, &header) || header.sh_link == 0 || header.sh_link > file.sections().size()) return;
-  auto symbols = file.data(*table);
-  auto strings = file.data(file.sections()[header.sh_link - 1]);
+  const Section* string_table = file.linked(*table);
+  if (!string_table) return;
+  auto symbols = file.data(*table), strings = file.data(*string_table);
   std::span<const uint8_t> version_indices;
   std::unordered_map<uint16_t, std::string_view> versions;
   if (dynamic) {
