@@ -36,24 +36,35 @@ bool is_chained(uint64_t word, uint32_t index) {
   return false;
 }
 
-class Owners {  // whether a thread's entries may be taken by this one; remembers the last answer
+// Whether a thread's entries may be taken by this one. Threads take entries in turn, so the answers of many threads are
+// remembered: each costs a system call, and a pass asks for every entry. An answer holds for one pass: a thread may end
+// meanwhile, then its entries are found by the next.
+class Owners {
  public:
-  explicit Owners(const ThreadState* thread) : thread_(thread), last_(thread->tid) {}
+  explicit Owners(const ThreadState* thread) : thread_(thread) {}
   bool may_take(uint32_t owner) {
     if (owner == thread_->tid) return true;
-    if (owner == last_) return last_gone_;
-    last_ = owner;
-    // Also a thread of the parent, in a forked child: its slots, if still hijacked, are never suspects.
-    constexpr int64_t kNoSuchProcess = -3;
-    last_gone_ = !(sonde_agent_control.flags & kControlNoSystemCalls) &&
-                 system_call(__NR_tgkill, thread_->pid, owner, 0) == kNoSuchProcess;
-    return last_gone_;
+    Answer& answer = answers_[owner % kAnswers];
+    if (answer.owner != owner) answer = {owner, is_gone(owner)};
+    return answer.gone;
   }
 
  private:
+  static constexpr uint32_t kAnswers = 16;
+  struct Answer {
+    uint32_t owner = 0;
+    bool gone = false;
+  };
+
+  // Also a thread of the parent, in a forked child: its slots, if still hijacked, are never suspects.
+  bool is_gone(uint32_t owner) const {
+    constexpr int64_t kNoSuchProcess = -3;
+    return !(sonde_agent_control.flags & kControlNoSystemCalls) &&
+           system_call(__NR_tgkill, thread_->pid, owner, 0) == kNoSuchProcess;
+  }
+
   const ThreadState* thread_;
-  uint32_t last_;
-  bool last_gone_ = false;
+  Answer answers_[kAnswers];
 };
 
 // A slot that holds the real address itself is no evidence: it may be on its way out through sonde_return_common.
@@ -61,27 +72,68 @@ bool is_suspect(uint64_t word, uint32_t index) {
   return word != trampoline_address(index) && word != sonde_entries[index].real && !is_chained(word, index);
 }
 
+// The words in slots, read in batches. Calls that longjmp left again and again had the same few slots, so what was read
+// is remembered for the pass; a call that has taken its slot since then is too young to be ended by it.
+class Slots {
+ public:
+  // Whether the word in the slot of `index` is known; tells then whether that makes the activation a suspect.
+  bool knows(uint32_t index, bool& suspect) const {
+    uint64_t slot = sonde_entries[index].slot;
+    const Word& word = words_[place(slot)];
+    if (word.slot != slot) return false;
+    suspect = is_suspect(word.value, index);
+    return true;
+  }
+  // Takes `index` into the batch; false if it is full.
+  bool add(uint32_t index) {
+    if (count_ == kMaxSafeWords) return false;
+    indices_[count_] = index;
+    slots_[count_++] = sonde_entries[index].slot;
+    return true;
+  }
+  template <class Visit>
+  void read(Visit visit) {
+    uint64_t values[kMaxSafeWords];
+    bool found[kMaxSafeWords];
+    safe_read_words(slots_, values, found, count_);
+    for (unsigned i = 0; i < count_; i++) {
+      if (found[i]) words_[place(slots_[i])] = {slots_[i], values[i]};
+      if (!found[i] || is_suspect(values[i], indices_[i])) visit(indices_[i]);
+    }
+    count_ = 0;
+  }
+
+ private:
+  static constexpr uint32_t kWords = 64;
+  struct Word {
+    uint64_t slot = 0, value = 0;
+  };
+  // Slots of a recursion are a multiple of 16 apart.
+  static uint32_t place(uint64_t slot) { return static_cast<uint32_t>(slot >> 4 ^ slot >> 10) % kWords; }
+
+  Word words_[kWords];
+  uint64_t slots_[kMaxSafeWords];
+  uint32_t indices_[kMaxSafeWords];
+  unsigned count_ = 0;
+};
+
 // Calls visit(index) for each suspect.
 template <class Visit>
 void visit_suspects(const ThreadState* thread, Visit visit) {
   Owners owners(thread);
-  uint64_t slots[kMaxSafeWords], words[kMaxSafeWords];
-  uint32_t indices[kMaxSafeWords];
-  bool found[kMaxSafeWords];
-  unsigned count = 0;
-  for (uint32_t index = 0; index <= kTrampolines; index++) {
-    if (count == kMaxSafeWords || (index == kTrampolines && count)) {
-      safe_read_words(slots, words, found, count);
-      for (unsigned i = 0; i < count; i++)
-        if (!found[i] || is_suspect(words[i], indices[i])) visit(indices[i]);
-      count = 0;
-    }
-    if (index == kTrampolines) break;
+  Slots slots;
+  for (uint32_t index = 0; index < kTrampolines; index++) {
     const Activation& activation = sonde_activations[index];
     if (activation.state != EntryState::in_use || !owners.may_take(activation.owner)) continue;
-    indices[count] = index;
-    slots[count++] = sonde_entries[index].slot;
+    if (bool suspect; slots.knows(index, suspect)) {
+      if (suspect) visit(index);
+      continue;
+    }
+    if (slots.add(index)) continue;
+    slots.read(visit);
+    slots.add(index);
   }
+  slots.read(visit);
 }
 
 void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {

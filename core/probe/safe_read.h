@@ -10,7 +10,7 @@ namespace sonde {
 uint64_t safe_read(uint64_t from, void* to, uint64_t bytes, uint64_t known = 0);
 
 // The 64-bit words at many addresses at once. found[i] tells whether addresses[i] could be read; count <= kMaxSafeWords.
-constexpr unsigned kMaxSafeWords = 64;
+constexpr unsigned kMaxSafeWords = 32;
 void safe_read_words(const uint64_t* addresses, uint64_t* words, bool* found, unsigned count);
 
 }  // namespace sonde
