@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <exception>
 
 #include "cli/commands.h"
 
@@ -30,6 +31,9 @@ int main(int argc, char** argv) {
   } catch (const sonde::cli::CommandError& error) {
     fmt::print(stderr, "{}sonde: {}{}\n", isatty(2) ? "\033[31m" : "", error.error.message, isatty(2) ? "\033[0m" : "");
     return error.error.exit_status;
+  } catch (const std::exception& error) {  // output that cannot be written, or no memory
+    std::fprintf(stderr, "sonde: %s\n", error.what());
+    return 1;
   }
   return status;
 }

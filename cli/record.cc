@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cctype>
+#include <cstdio>
 #include <cstring>
+#include <limits>
 
 #include "cli/commands.h"
 #include "host/image/select.h"
@@ -28,6 +31,13 @@ struct Options {
   bool stacks = false, drop = false, force_trap = false, quiet = false;
 };
 
+// A message that cannot be written (a full disk, a reader that went away) is no reason to end otherwise.
+template <class... Args>
+void tell(fmt::format_string<Args...> format, Args&&... args) {
+  std::string text = fmt::format(format, std::forward<Args>(args)...);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
 // Signals that reach sonde while the program runs. Those that somebody sent are passed on; what the terminal sends goes
 // to the program anyway.
 std::atomic<pid_t> program_pid = 0;
@@ -39,8 +49,22 @@ void on_signal(int signal, siginfo_t* info, void*) {
   if (pid > 0 && info->si_code <= 0) kill(pid, signal);
 }
 
+// A limit on file sizes is a full disk, a reader that went away is one too: an error of that write, not the end of sonde,
+// whose exit status is the program's. After the launch: the program does not inherit this.
+void outlive_failed_writes() {
+  ::signal(SIGXFSZ, SIG_IGN);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+// The limit on file sizes holds for shared memory too: an error to be told, not a signal. The program keeps what it had.
+host::Result<std::unique_ptr<Session>> create_session(const SessionOptions& options) {
+  auto before = ::signal(SIGXFSZ, SIG_IGN);
+  auto session = Session::create(options);
+  ::signal(SIGXFSZ, before);
+  return session;
+}
+
 void watch_signals() {
-  ::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is a full disk, not the end
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
     struct sigaction before, action{};
     sigaction(signal, nullptr, &before);
@@ -69,14 +93,15 @@ uint64_t parse_size(const std::string& text) {
   size_t used = 0;
   uint64_t value = 0;
   try {
-    value = std::stoull(text, &used);
+    if (std::isdigit(static_cast<unsigned char>(text[0]))) value = std::stoull(text, &used);
   } catch (const std::exception&) {
   }
   static const std::string kUnits = "KMGT";
   std::string unit = text.substr(used);
   if (unit.ends_with('B')) unit.pop_back();
   size_t power = unit.empty() ? 0 : kUnits.find(static_cast<char>(std::toupper(unit[0]))) + 1;
-  if (used == 0 || unit.size() > 1 || (power == 0 && !unit.empty()) || value == 0)
+  bool too_large = value > std::numeric_limits<uint64_t>::max() >> (10 * power);
+  if (used == 0 || unit.size() > 1 || (power == 0 && !unit.empty()) || value == 0 || too_large)
     throw CommandError{{fmt::format("--max-size '{}' is not a size: write 500M or 2G", text), 2}};
   return value << (10 * power);
 }
@@ -91,13 +116,14 @@ class Recording {
     AgentFile agent = require(find_agent());
     SessionOptions session_options;
     session_options.policy = options_.drop ? FullPolicy::drop : FullPolicy::wait;
-    session_ = require(Session::create(session_options));
+    session_ = require(create_session(session_options));
 
     int inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 100);
     if (inherited < 0) inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 3);
     std::optional<ExitStatus> ended;
     Launched launched = require(launch({options_.command, agent.path, {inherited}}, &ended));
     close(inherited);
+    outlive_failed_writes();
     if (ended) return pass_on(ended->wait_status);
 
     // The program stands before its first constructor. Nothing below may leave it half prepared: on an error it is ended.
@@ -138,7 +164,7 @@ class Recording {
     for (const TargetImage& image : target_->images()) images.push_back(image.loaded.image);
     if (auto error = selection.unmatched(images)) throw CommandError{*error};
     if (options_.quiet) return;
-    for (const std::string& note : selection.notes()) fmt::print(stderr, "sonde: note: {}\n", printable(note));
+    for (const std::string& note : selection.notes()) tell("sonde: note: {}\n", printable(note));
   }
 
   void start_trace(pid_t pid) {
@@ -241,14 +267,14 @@ class Recording {
     size_t armed = 0, refused = 0;
     for (const TargetSite& site : target_->sites())
       if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;
-    fmt::print(stderr, "sonde: {} events of {} functions ({} refused), {} lost, waited {:.3f} s; {:.1f} MB in {}\n",
+    tell("sonde: {} events of {} functions ({} refused), {} lost, waited {:.3f} s; {:.1f} MB in {}\n",
                recorder_->events(), armed, refused, lost,
                static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
                static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (!writer_->failure().empty())
-      fmt::print(stderr, "sonde: the trace is incomplete: {} ({} records were not written)\n",
+      tell("sonde: the trace is incomplete: {} ({} records were not written)\n",
                  writer_->failure(), writer_->unwritten_records());
-    fmt::print(stderr, "sonde: type `sonde report{}` to see them\n",
+    tell("sonde: type `sonde report{}` to see them\n",
                options_.output == "sonde.trace" ? "" : " " + options_.output);
   }
 
