@@ -8,34 +8,42 @@ namespace sonde {
 namespace {
 
 constexpr uint64_t kPageMask = ~(kPage - 1);
-constexpr unsigned kProbedPages = kMaxSafeWords;  // a walk of more than 256 KiB looks again
+constexpr unsigned kProbedPages = kMaxSafeWords;  // a walk further up looks again
 
 bool read_elsewhere(Addr address, uint64_t* value) {
   return safe_read(address.value, value, sizeof *value) == sizeof *value;
 }
 
-// [page of sp, first page above that is not mapped), found with one system call.
-AddrRange mapped_above(uint64_t sp) {
+// [page of sp, first page above that is not mapped), as far as one look goes.
+AddrRange mapped_above(uint64_t sp, bool& to_its_end) {
   uint64_t first = sp & kPageMask, addresses[kProbedPages], words[kProbedPages];
   bool found[kProbedPages];
   for (unsigned i = 0; i < kProbedPages; i++) addresses[i] = first + i * kPage;
   safe_read_words(addresses, words, found, kProbedPages);
   unsigned pages = 1;  // sp's own: the program has just used it
   while (pages < kProbedPages && found[pages]) pages++;
+  to_its_end = found[0] && pages < kProbedPages;
   return {Addr(first), Addr(first + pages * kPage)};
 }
 
 // The scratch's ranges, with one that holds sp and, if it can be had, a good deal above it.
 void know_stack(ThreadScratch* scratch, uint64_t sp) {
-  for (AddrRange& range : scratch->stacks)
-    if (range.contains(Addr(sp)) && range.end.value - sp >= 2 * kPage) return;
-  AddrRange fresh = mapped_above(sp);
-  for (AddrRange& range : scratch->stacks) {
+  for (unsigned i = 0; i < 3; i++) {
+    const AddrRange& range = scratch->stacks[i];
+    if (range.contains(Addr(sp)) && (range.end.value - sp >= 2 * kPage || scratch->to_its_end[i])) return;
+  }
+  bool to_its_end;
+  AddrRange fresh = mapped_above(sp, to_its_end);
+  for (unsigned i = 0; i < 3; i++) {
+    AddrRange& range = scratch->stacks[i];
     if (!range.overlaps({fresh.begin, fresh.end + 1})) continue;
     range = {range.begin < fresh.begin ? range.begin : fresh.begin, fresh.end < range.end ? range.end : fresh.end};
+    scratch->to_its_end[i] = to_its_end && range.end == fresh.end;
     return;
   }
-  scratch->stacks[scratch->next_stack++ % 3] = fresh;
+  unsigned oldest = scratch->next_stack++ % 3;
+  scratch->stacks[oldest] = fresh;
+  scratch->to_its_end[oldest] = to_its_end;
 }
 
 }  // namespace
