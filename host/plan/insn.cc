@@ -1,21 +1,12 @@
 // Zydis in, Insn out. Intel SDM volume 2, chapter 2 for the fields; appendix A for which opcodes transfer control.
 #include "host/plan/insn.h"
 
-#include <Zydis/Zydis.h>
+#include "host/plan/decoder.h"
 
 #include <cstring>
 
 namespace sonde::host {
 namespace {
-
-const ZydisDecoder& decoder() {
-  static const ZydisDecoder made = [] {
-    ZydisDecoder d;
-    ZydisDecoderInit(&d, ZYDIS_MACHINE_MODE_LONG_64, ZYDIS_STACK_WIDTH_64);
-    return d;
-  }();
-  return made;
-}
 
 Flow flow_of(const ZydisDecodedInstruction& z) {
   bool far = z.meta.branch_type == ZYDIS_BRANCH_TYPE_FAR;
@@ -54,7 +45,8 @@ Flow flow_of(const ZydisDecodedInstruction& z) {
 
 std::optional<Insn> decode(std::span<const uint8_t> bytes, uint64_t pc) {
   ZydisDecodedInstruction z;
-  if (bytes.empty() || !ZYAN_SUCCESS(ZydisDecoderDecodeInstruction(&decoder(), nullptr, bytes.data(), bytes.size(), &z)))
+  if (bytes.empty() ||
+      !ZYAN_SUCCESS(ZydisDecoderDecodeInstruction(&decoder(), nullptr, bytes.data(), bytes.size(), &z)))
     return std::nullopt;
   Insn insn;
   insn.pc = pc;

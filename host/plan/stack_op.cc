@@ -1,21 +1,12 @@
 // See stack_op.h. Operands and their actions come from Zydis.
 #include "host/plan/stack_op.h"
 
-#include <Zydis/Zydis.h>
+#include "host/plan/decoder.h"
 
 #include <algorithm>
 
 namespace sonde::host {
 namespace {
-
-const ZydisDecoder& decoder() {
-  static const ZydisDecoder made = [] {
-    ZydisDecoder d;
-    ZydisDecoderInit(&d, ZYDIS_MACHINE_MODE_LONG_64, ZYDIS_STACK_WIDTH_64);
-    return d;
-  }();
-  return made;
-}
 
 uint8_t number(ZydisRegister reg) {
   ZydisRegister whole = ZydisRegisterGetLargestEnclosing(ZYDIS_MACHINE_MODE_LONG_64, reg);
@@ -35,7 +26,8 @@ void note_operand(const ZydisDecodedOperand& op, StackOp& out) {
   if (is_register(op) && writes) {
     if (uint8_t n = number(op.reg.value); n != kNoRegister) out.written |= static_cast<uint16_t>(1u << n);
   } else if (is_memory(op) && op.mem.type == ZYDIS_MEMOP_TYPE_MEM && op.visibility != ZYDIS_OPERAND_VISIBILITY_HIDDEN &&
-             op.mem.index == ZYDIS_REGISTER_NONE && op.mem.segment != ZYDIS_REGISTER_FS && op.mem.segment != ZYDIS_REGISTER_GS) {
+             op.mem.index == ZYDIS_REGISTER_NONE && op.mem.segment != ZYDIS_REGISTER_FS &&
+             op.mem.segment != ZYDIS_REGISTER_GS) {
     out.base = number(op.mem.base);
     out.disp = op.mem.disp.has_displacement ? op.mem.disp.value : 0;
     out.size = static_cast<uint8_t>(std::min<unsigned>(op.size / 8, 255));
@@ -57,9 +49,7 @@ void note_effect(const ZydisDecodedInstruction& z, const ZydisDecodedOperand* op
   switch (z.mnemonic) {
     case ZYDIS_MNEMONIC_PUSH:
     case ZYDIS_MNEMONIC_PUSHF:
-    case ZYDIS_MNEMONIC_PUSHFQ:
-      out.effect = Effect::push, out.value = z.operand_width / 8;
-      return;
+    case ZYDIS_MNEMONIC_PUSHFQ: out.effect = Effect::push, out.value = z.operand_width / 8; return;
     case ZYDIS_MNEMONIC_POP:
     case ZYDIS_MNEMONIC_POPF:
     case ZYDIS_MNEMONIC_POPFQ:
@@ -107,8 +97,7 @@ std::optional<StackOp> stack_op(std::span<const uint8_t> bytes, uint64_t pc) {
   if (insn->nop || insn->flow == Flow::ret) return out;
   ZydisDecodedInstruction z;
   ZydisDecodedOperand ops[ZYDIS_MAX_OPERAND_COUNT];
-  if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder(), bytes.data(), bytes.size(), &z, ops)))
-    return std::nullopt;
+  if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder(), bytes.data(), bytes.size(), &z, ops))) return std::nullopt;
   for (int i = 0; i < z.operand_count; i++) note_operand(ops[i], out);
   note_effect(z, ops, out);
   if (out.flow != Flow::next) out.written = 0;  // the push and what a callee changes: see hijack.cc

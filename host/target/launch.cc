@@ -16,10 +16,10 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
-#include <fstream>
 #include <map>
 
 #include "host/image/maps.h"
+#include "host/target/threads.h"
 
 namespace sonde::host {
 
@@ -221,10 +221,9 @@ Result<void> check_program(pid_t pid, const std::string& program, const std::map
 
 // Whether the program was started with SIGTRAP ignored: breakpoints take that back to the default.
 Result<bool> ignores_sigtrap(pid_t pid) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("SigIgn:")) return (std::stoull(line.substr(7), nullptr, 16) >> (SIGTRAP - 1) & 1) != 0;
-  return fail(fmt::format("/proc/{}/status does not say which signals are ignored", pid));
+  std::string ignored = status_field(pid, "SigIgn");
+  if (ignored.empty()) return fail(fmt::format("/proc/{}/status does not say which signals are ignored", pid));
+  return (std::stoull(ignored, nullptr, 16) >> (SIGTRAP - 1) & 1) != 0;
 }
 
 Result<void> ignore_sigtrap(Tracee& tracee, Addr syscall_instruction) {

@@ -19,9 +19,7 @@
 #include <utility>
 
 namespace sonde::host {
-namespace {
 
-// One line's value from /proc/PID/status, "" if there is none.
 std::string status_field(pid_t tid, std::string_view field) {
   std::ifstream in(fmt::format("/proc/{}/status", tid));
   for (std::string line; std::getline(in, line);)
@@ -31,6 +29,8 @@ std::string status_field(pid_t tid, std::string_view field) {
     }
   return "";
 }
+
+namespace {
 
 std::string thread_name(pid_t pid, pid_t tid) {
   std::ifstream in(fmt::format("/proc/{}/task/{}/comm", pid, tid));

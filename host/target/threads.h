@@ -9,12 +9,16 @@
 #include <chrono>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/isa/regset.h"
 #include "host/error.h"
 
 namespace sonde::host {
+
+// One line's value from /proc/TID/status, "" if there is none.
+std::string status_field(pid_t tid, std::string_view field);
 
 struct StoppedThread {
   pid_t tid;

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "host/target/threads.h"
+
 namespace sonde::host {
 
 namespace {
@@ -73,13 +75,12 @@ bool Recorder::in_session(uint32_t pid) {
   struct stat session;
   if (fstat(session_.fd(), &session) != 0) return false;
   std::string inode = fmt::format(" {} ", session.st_ino), line;
-  std::ifstream maps(fmt::format("/proc/{}/maps", pid)), status(fmt::format("/proc/{}/status", pid));
-  bool mapped = false, own_namespace = false;
+  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+  bool mapped = false;
   while (!mapped && std::getline(maps, line))
     mapped = line.find(inode) != line.npos && line.find("/memfd:") != line.npos;
-  while (std::getline(status, line))
-    if (line.starts_with("NSpid:")) own_namespace = std::count(line.begin(), line.end(), '\t') == 1;
-  return place->second = mapped && own_namespace;
+  std::string ids = status_field(static_cast<pid_t>(pid), "NSpid");  // one for each namespace that it is in
+  return place->second = mapped && !ids.empty() && ids.find('\t') == ids.npos;
 }
 
 // Notices a ring that was taken. False: nothing to be had from it.
