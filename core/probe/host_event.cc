@@ -1,5 +1,6 @@
 #include "core/probe/host_event.h"
 
+#include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/control.h"
 
@@ -38,6 +39,8 @@ void loader_event(SessionHeader* session) {
 }
 
 void exit_event(SessionHeader* session, uint32_t pid) {
+  // A vfork child shares its parent's memory and thread state: the calls in flight there are the parent's.
+  if (!(sonde_agent_control.flags & kControlNoSystemCalls) && system_call(__NR_getpid) != int64_t{pid}) return;
   uint32_t nobody = 0;  // another process that ends just now is looked at first; this one's calls stay counted only
   if (__atomic_compare_exchange_n(&session->exiting_pid, &nobody, pid, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
     ask_host(session);
