@@ -27,14 +27,13 @@ struct Descriptor {
 Result<std::string> read_all(const std::string& path) {
   Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) return fail_errno(path);
-  std::string text;
-  char buffer[1 << 16];
+  std::string text, buffer(1 << 16, '\0');  // not on the stack: a program may be started with little of it
   while (true) {
-    ssize_t n = read(file.fd, buffer, sizeof buffer);
+    ssize_t n = read(file.fd, buffer.data(), buffer.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail_errno(path);
     if (n == 0) return text;
-    text.append(buffer, static_cast<size_t>(n));
+    text.append(buffer, 0, static_cast<size_t>(n));
   }
 }
 
@@ -79,12 +78,14 @@ bool parse_line(std::string_view text, Mapping& m) {
   Line line(text);
   uint64_t begin, end, offset, major, minor;
   std::string_view flags;
-  if (!line.number(begin, 16, '-') || !line.number(end, 16, ' ') || !line.flags(flags) || !line.number(offset, 16, ' ') ||
-      !line.number(major, 16, ':') || !line.number(minor, 16, ' ') || !line.number(m.inode, 10, ' ') || begin >= end)
+  if (!line.number(begin, 16, '-') || !line.number(end, 16, ' ') || !line.flags(flags) ||
+      !line.number(offset, 16, ' ') || !line.number(major, 16, ':') || !line.number(minor, 16, ' ') ||
+      !line.number(m.inode, 10, ' ') || begin >= end)
     return false;
   m.range = {Addr(begin), Addr(end)};
   m.offset = FileOffset(offset);
-  m.readable = flags[0] == 'r', m.writable = flags[1] == 'w', m.executable = flags[2] == 'x', m.shared = flags[3] == 's';
+  m.readable = flags[0] == 'r', m.writable = flags[1] == 'w', m.executable = flags[2] == 'x',
+  m.shared = flags[3] == 's';
   m.device = major << 32 | minor;
   auto path = line.path();
   constexpr std::string_view kDeleted = " (deleted)";
@@ -152,13 +153,16 @@ class Loader {
     }
     auto link = fmt::format("/proc/{}/map_files/{:x}-{:x}", pid_, m.range.begin.value, m.range.end.value);
     if (auto bytes = read_all(link)) {
-      if (!bytes->starts_with("\x7f" "ELF")) return why.clear(), nullptr;  // data that happens to be executable
+      if (!bytes->starts_with("\x7f"
+                              "ELF"))
+        return why.clear(), nullptr;  // data that happens to be executable
       auto image = Image::from_memory({bytes->begin(), bytes->end()}, m.path);
       if (image) return *image;
       why = image.error().message;
     } else if (why.empty()) {
-      why = fmt::format("{} {}", m.path, m.deleted ? "was deleted and cannot be read any more"
-                                                   : "is no longer the file that the process has loaded");
+      why = fmt::format(
+          "{} {}", m.path,
+          m.deleted ? "was deleted and cannot be read any more" : "is no longer the file that the process has loaded");
     }
     return nullptr;
   }
@@ -188,7 +192,8 @@ class Loader {
 
   static bool same_header(const Image& image, std::span<const uint8_t> head) {
     auto& first = image.segments().front();
-    auto bytes = image.bytes({first.range.begin, first.range.begin + static_cast<int64_t>(std::min<uint64_t>(first.file_size, kPage))});
+    auto bytes = image.bytes(
+        {first.range.begin, first.range.begin + static_cast<int64_t>(std::min<uint64_t>(first.file_size, kPage))});
     // Text patched by a tracer may share the page in old layouts; what is compared ends before any code.
     size_t size = std::min<size_t>({bytes.size(), head.size(), 0x400});
     return first.offset.value != 0 || std::memcmp(bytes.data(), head.data(), size) == 0;
