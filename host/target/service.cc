@@ -19,10 +19,14 @@ Result<void> stop_and_update(Target& target, const Selector& select) {
 
 Result<bool> Service::poll() {
   uint32_t requested = __atomic_load_n(&session_->requested, __ATOMIC_ACQUIRE);
-  if (requested == __atomic_load_n(&session_->answered, __ATOMIC_RELAXED)) return false;
+  uint32_t open = requested - __atomic_load_n(&session_->answered, __ATOMIC_RELAXED);
+  if (open == 0) return false;
   if (uint32_t pid = __atomic_load_n(&session_->exiting_pid, __ATOMIC_ACQUIRE)) {
     on_exit_(static_cast<pid_t>(pid));
     __atomic_store_n(&session_->exiting_pid, 0, __ATOMIC_RELAXED);
+    open--;  // the others, asked meanwhile, are about libraries
+  }
+  if (open == 0) {
     __atomic_store_n(&session_->answered, requested, __ATOMIC_RELEASE);
     return false;
   }
