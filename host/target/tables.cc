@@ -30,20 +30,25 @@ ArenaDetour detour_of(const TargetSite& site, uint32_t number) {
 
 }  // namespace
 
-Result<ArenaInput> Target::arena_input() const {
+// Once for each image: with many libraries this is most of the work.
+void Target::find_tables(TargetImage& image) const {
+  if (auto agent = view_agent(image.loaded)) image.specials = agent->specials;  // first: the earlier range holds
+  if (!options_.stacks) return;
+  std::optional<Table> view;
+  if (auto table = load_table(*image.loaded.image)) {  // without a table its frames are marked, not guessed
+    image.table = *table;
+    if (image.table) view = image.table->table();
+  }
+  auto found = find_specials(image.loaded, view ? &*view : nullptr);
+  image.specials.insert(image.specials.end(), found.begin(), found.end());
+}
+
+ArenaInput Target::arena_input() const {
   ArenaInput input;
   for (const TargetImage& image : images_) {
     if (image.gone) continue;
-    if (auto agent = view_agent(image.loaded))
-      input.specials.insert(input.specials.begin(), agent->specials.begin(), agent->specials.end());
-    if (!options_.stacks) continue;
-    auto table = load_table(*image.loaded.image);
-    SharedTable shared = table ? *table : nullptr;  // without a table its frames are marked, not guessed
-    std::optional<Table> view;
-    if (shared) view = shared->table();
-    auto specials = find_specials(image.loaded, view ? &*view : nullptr);
-    input.specials.insert(input.specials.end(), specials.begin(), specials.end());
-    input.images.push_back({image.loaded, shared});
+    input.specials.insert(input.specials.end(), image.specials.begin(), image.specials.end());
+    if (options_.stacks) input.images.push_back({image.loaded, image.table});
   }
   for (uint32_t i = 0; i < sites_.size(); i++)
     if (!sites_[i].gone && sites_[i].plan.method != Method::refused && !sites_[i].plan.steps.empty())
@@ -54,7 +59,7 @@ Result<ArenaInput> Target::arena_input() const {
 }
 
 Result<void> Target::publish_tables(Tracee& tracee) {
-  std::vector<uint8_t> arena = SONDE_TRY(build_arena(SONDE_TRY(arena_input())));
+  std::vector<uint8_t> arena = SONDE_TRY(build_arena(arena_input()));
   Addr block = SONDE_TRY(map(tracee, Addr(), arena.size(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1));
   SONDE_TRY_VOID(tracee.write(block, arena));
   return tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, tables), block.value);

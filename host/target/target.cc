@@ -61,11 +61,13 @@ Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* sess
 
 Result<void> Target::update(Tracee& tracee, const Selector& select) {
   std::vector<LoadedImage> now = SONDE_TRY(loaded_images(pid_, &problems_));
+  bool changed = false;
   for (uint32_t i = 0; i < images_.size(); i++) {
     TargetImage& known = images_[i];
     if (known.gone) continue;
     known.gone = std::none_of(now.begin(), now.end(), [&](const auto& l) { return same_file(l, known.loaded); });
     if (!known.gone) continue;
+    changed = true;
     for (TargetSite& site : sites_) site.gone |= site.image == i;
   }
   for (LoadedImage& loaded : now) {
@@ -73,12 +75,15 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
                              [&](const TargetImage& i) { return !i.gone && same_file(i.loaded, loaded); });
     if (known) continue;
     uint32_t index = static_cast<uint32_t>(images_.size());
-    images_.push_back({loaded, false});
+    images_.push_back({loaded});
+    find_tables(images_.back());
+    changed = true;
     if (loaded.bias == agent_bias_) continue;
     std::vector<uint32_t> chosen = SONDE_TRY(select(loaded, loaded.image->path() == program_));
     auto events = SONDE_TRY(event_functions(tracee, loaded));
     if (!chosen.empty() || !events.empty()) SONDE_TRY_VOID(arm_image(tracee, index, chosen, events));
   }
+  if (!changed) return {};  // a library that was loaded already
   SONDE_TRY_VOID(publish_unwinders(tracee));
   return publish_tables(tracee);
 }

@@ -22,6 +22,8 @@ namespace sonde::host {
 struct TargetImage {
   LoadedImage loaded;
   bool gone = false;  // unloaded since
+  SharedTable table = {};                 // with TargetOptions::stacks
+  std::vector<ArenaSpecial> specials = {};   // those of the agent always, others with stacks
 };
 
 struct TargetSite {
@@ -82,7 +84,8 @@ class Target {
   Result<std::map<uint32_t, uint32_t>> event_functions(Tracee& tracee, const LoadedImage& loaded);
   Result<void> publish_unwinders(Tracee& tracee);
   Result<void> publish_tables(Tracee& tracee);
-  Result<ArenaInput> arena_input() const;
+  void find_tables(TargetImage& image) const;
+  ArenaInput arena_input() const;
   Result<std::vector<AddrRange>> used_ranges() const;
 
   pid_t pid_;
