@@ -65,6 +65,8 @@ enum SiteFlags : uint32_t {
   kSiteExit = 16,
   kSiteBacktrace = 32,  // _Unwind_Backtrace, see core/probe/backtrace.h
   kSiteSilent = 64,     // the engine's own only: leaves no record
+  kSitePrctl = 128,     // prctl() and syscall(), which may forbid system calls, see core/probe/sandbox.h
+  kSiteSyscall = 256,
 };
 
 struct Site {

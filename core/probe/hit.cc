@@ -7,6 +7,7 @@
 #include "core/probe/backtrace.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
+#include "core/probe/sandbox.h"
 
 namespace sonde {
 namespace {
@@ -34,7 +35,8 @@ constexpr uint32_t kRingRetryHits = 4096;
 }
 
 // Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
-SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind,
+                              uint64_t now) {
   Activation& activation = sonde_activations[index];
   if (thread && activation.owner == thread->tid) {
     if (activation.state != EntryState::in_use) return false;
@@ -114,7 +116,8 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
 }
 
 // Ticks of the entry; 0 if the return could not be hooked.
-SONDE_HOT uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
+SONDE_HOT uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot,
+                          bool may_reclaim) {
   uint64_t real = __atomic_load_n(slot, __ATOMIC_RELAXED);
   if (__builtin_expect(is_trampoline(real), 0)) return hijack_shared(session, thread, site, slot, may_reclaim);
   uint32_t index = entry_take(session, thread, may_reclaim);
@@ -212,6 +215,7 @@ void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
   auto own_sp = reinterpret_cast<uint64_t>(frame);
   if (__builtin_expect(is_recording(session), 1)) {
     if (__builtin_expect(flags == kUsual, 1)) return hit_usual(session, number, frame->slot, own_sp);
+    if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, frame->rdi, frame->rsi);
     SiteRegs regs{site.patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
     hit_otherwise(session, number, flags, regs, own_sp);
   }

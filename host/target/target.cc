@@ -10,6 +10,7 @@
 
 #include "core/probe/control.h"
 #include "core/probe/stack_capture.h"
+#include "host/target/threads.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -53,6 +54,8 @@ Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* sess
   Addr control = agent_address(agent_.control);
   SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, session), mapped.value));
   SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, thread_area), area.value));
+  if (status_field(pid_, "Seccomp") != "0")  // a sandbox that sonde itself runs in
+    SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, flags), uint32_t{kControlNoSystemCalls}));
   for (const Mapping& mapping : SONDE_TRY(read_maps(pid_)))
     if (mapping.path == "[stack]")
       SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, main_stack_end), mapping.range.end.value));
@@ -89,8 +92,8 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
 }
 
 // Functions whose calls the engine itself wants to know of, with the flags of their sites: the loader tells debuggers about
-// libraries by calling an empty function, a process that ends by itself calls _exit, and
-// backtraces must not show the engine.
+// libraries by calling an empty function, a process that ends by itself calls _exit, one that forbids itself system calls
+// comes by prctl or syscall, and backtraces must not show the engine.
 Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, const LoadedImage& loaded) {
   std::map<uint32_t, uint32_t> found;
   auto add = [&](std::string_view name, uint32_t flag) {
@@ -104,7 +107,11 @@ Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, con
     SONDE_TRY_VOID(tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, loader_debug),
                                    loaded.to_target(*debug).value));
   }
-  if (loaded.image->symbol("__libc_start_main")) add("_exit", kSiteExit);
+  if (loaded.image->symbol("__libc_start_main")) {
+    add("_exit", kSiteExit);
+    add("prctl", kSitePrctl);
+    add("syscall", kSiteSyscall);
+  }
   add("_Unwind_Backtrace", kSiteBacktrace);
   return found;
 }

@@ -30,7 +30,7 @@ struct TargetSite {
   uint32_t image;     // index into images()
   uint32_t function;  // index into its functions()
   SitePlan plan;
-  uint32_t event_flag = 0;  // kSiteLoader, kSiteExit, kSiteBacktrace: the engine itself acts on its hits
+  uint32_t event_flag = 0;  // kSiteLoader and so on: the engine itself acts on its hits
   bool internal = false;    // only the engine does: no records
   bool gone = false;  // its image was unloaded
 };

@@ -1,0 +1,57 @@
+# Programs that a recorder could easily change, each of which once was.
+load common
+bats_require_minimum_version 1.5.0
+
+@test "a vfork child that exits does not count its parent's calls again" {
+  cat >parent.c <<'C'
+#include <sys/wait.h>
+#include <unistd.h>
+__attribute__((noinline)) int inner(void) { pid_t p = vfork(); if (p == 0) _exit(3); int s; waitpid(p, &s, 0); return s; }
+int main(void) { int r = inner(); __asm__ volatile(""); return r >> 8; }
+C
+  gcc -O1 parent.c -o parent
+  same_as_untraced -- ./parent
+  [ "$(calls_of main)" -eq 1 ]
+  [ "$(calls_of inner)" -eq 1 ]
+}
+
+@test "a program that forbids itself the agent's system calls lives, with a stack per hit" {
+  cat >sandbox.c <<'C'
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define ALLOW(nr) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+static struct sock_filter code[] = {
+  BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+  ALLOW(SYS_write), ALLOW(SYS_exit_group), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)};
+__attribute__((noinline)) int big(int n) { volatile char pad[70000]; pad[0] = (char)n; return n ? big(n - 1) + pad[0] : 0; }
+int main(int argc, char **argv) {
+  struct sock_fprog program = {sizeof code / sizeof code[0], code};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (argc > 1 ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) : prctl(PR_SET_SECCOMP, 2, &program)) return 9;
+  int r = big(5);
+  write(1, "alive\n", 6);
+  return r;
+}
+C
+  gcc -O1 sandbox.c -o sandbox
+  same_as_untraced -s -- ./sandbox
+  grep -q alive traced.out
+  same_as_untraced -s -- ./sandbox by-syscall
+  [ "$(calls_of big)" -eq 6 ]
+}
+
+@test "a stack of 64 KiB is enough" {
+  status=0
+  (ulimit -s 64 && "$SONDE" record -q -o trace -- sh -c 'exit 6') || status=$?
+  [ "$status" -eq 6 ]
+}
+
+@test "traps that nobody would handle are refused" {
+  run -2 "$SONDE" record -o trace --force-trap -- sh -c 'echo ran >ran'
+  [[ "$output" == *"--force-trap"* ]]
+  [ ! -e ran ]
+}
