@@ -67,6 +67,7 @@ enum SiteFlags : uint32_t {
   kSiteSilent = 64,     // the engine's own only: leaves no record
   kSitePrctl = 128,     // prctl() and syscall(), which may forbid system calls, see core/probe/sandbox.h
   kSiteSyscall = 256,
+  kSiteSigaltstack = 512,  // sigaltstack(), see core/probe/alternate_stack.h
 };
 
 struct Site {

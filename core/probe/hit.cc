@@ -4,6 +4,7 @@
 
 #include "core/native/thread_pointer.h"
 #include "core/native/ticks.h"
+#include "core/probe/alternate_stack.h"
 #include "core/probe/backtrace.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
@@ -148,11 +149,21 @@ void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uin
   return !(flags & kSiteSilent);
 }
 
+// Calls that tell the engine by their arguments what it must mind.
+void argument_event(SessionHeader* session, uint32_t flags, const EntryFrame& frame) {
+  if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, frame.rdi, frame.rsi);
+  if (!(flags & kSiteSigaltstack)) return;
+  if (ThreadState* thread = this_thread(session))
+    alternate_stack_event(thread_scratch(sonde_agent_control.thread_area, thread), frame.rdi);
+}
+
 [[gnu::noinline]] void hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
                                       const SiteRegs& regs, unsigned level) {
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   // Walked before the slot is changed and the clock is read: the walk is not part of the call's time.
-  auto frames = capture_stack(thread_scratch(sonde_agent_control.thread_area, thread), level, regs);
+  ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
+  bool room = has_room(scratch, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
+  auto frames = room ? capture_stack(scratch, level, regs) : site_alone(scratch, level, regs);
   uint64_t now = 0;
   if (flags & kSiteHijack) now = hijack(session, thread, site, slot, level == 0);
   else ring_write_entry(session, thread->ring, site, regs.sp, now = ticks());
@@ -215,7 +226,7 @@ void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
   auto own_sp = reinterpret_cast<uint64_t>(frame);
   if (__builtin_expect(is_recording(session), 1)) {
     if (__builtin_expect(flags == kUsual, 1)) return hit_usual(session, number, frame->slot, own_sp);
-    if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, frame->rdi, frame->rsi);
+    argument_event(session, flags, *frame);
     SiteRegs regs{site.patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
     hit_otherwise(session, number, flags, regs, own_sp);
   }

@@ -31,8 +31,8 @@ static_assert(sizeof(EntryFrame) == 224);
 void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs, uint64_t own_sp);
 
 extern "C" {
-__attribute__((visibility("hidden"), hot)) void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
-                                                          uint64_t r13, uint64_t r14, uint64_t r15);
+__attribute__((visibility("hidden"), hot)) void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx,
+                                                               uint64_t r12, uint64_t r13, uint64_t r14, uint64_t r15);
 __attribute__((visibility("hidden"), hot)) void sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp);
 // Returns the _Unwind_Resume of the unwinder that is at work.
 __attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp);

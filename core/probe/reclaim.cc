@@ -1,6 +1,8 @@
 // Two passes over the pool: find the suspects and their age, then end those of the older half of that span.
 #include "core/probe/reclaim.h"
 
+#include "core/probe/alternate_stack.h"
+
 #include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/entries.h"
@@ -149,6 +151,9 @@ void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, 
 uint32_t reclaim_entries(SessionHeader* session, ThreadState* thread) {
   if (sonde_agent_control.flags & kControlNoSystemCalls) return 0;
   if (is_pausing()) return 0;
+  if (!has_room(thread_scratch(sonde_agent_control.thread_area, thread),
+                reinterpret_cast<uint64_t>(__builtin_frame_address(0))))
+    return 0;
   uint64_t oldest = ~uint64_t{0}, newest = 0;
   visit_suspects(thread, [&](uint32_t index) {
     uint64_t begun = sonde_activations[index].entry_ticks;

@@ -48,6 +48,15 @@ void know_stack(ThreadScratch* scratch, uint64_t sp) {
 
 }  // namespace
 
+std::span<const Frame> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
+  Frame& frame = scratch->frames[level][0];
+  frame = {};
+  frame.pc = Addr(regs.pc);
+  frame.source = Source::regs_pc;
+  frame.reason = Reason::stack_out_of_range;
+  return {&frame, 1};
+}
+
 std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
   const TableArena* arena = __atomic_load_n(&sonde_agent_control.tables, __ATOMIC_ACQUIRE);
   if (!arena) return {};

@@ -23,8 +23,9 @@ constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last f
 struct ThreadScratch {
   RowCache rows;
   AddrRange stacks[3];  // known to be mapped
-  bool to_its_end[3];   // nothing is mapped behind it: near its end there is no more to be known
+  bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
+  AddrRange alternate;  // the program's alternate signal stack, see alternate_stack.h; empty: none
   Frame frames[kMaxContextLevels][kHitFrames];
 };
 
@@ -41,6 +42,9 @@ inline ThreadScratch* thread_scratch(void* area, const ThreadState* thread) {
 struct SiteRegs {
   uint64_t pc, sp, rbp, rbx, r12, r13, r14, r15;
 };
+
+// Where there is no room for a walk: the site alone, marked.
+std::span<const Frame> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
 
 // The frames from the site outwards, in the scratch of the context level. Empty if the target has no tables.
 std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);

@@ -3,6 +3,7 @@
 #include "core/base/check.h"
 #include "core/native/syscall.h"
 #include "core/native/ticks.h"
+#include "core/probe/alternate_stack.h"
 #include "core/probe/safe_read.h"
 
 namespace sonde {
@@ -17,9 +18,12 @@ uint32_t tid_offset;
 
 uint32_t* find_tid_word(ThreadState* state, uint64_t thread_pointer) {
   if (thread_pointer <= kEarlyKey) return &state->no_tid_word;
-  uint32_t words[0x400 / 4];
+  constexpr uint64_t kLookedAt = 0x400;  // into the thread's own scratch: there may be little stack
+  ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, state);
+  auto* words = reinterpret_cast<uint32_t*>(scratch->frames);
+  static_assert(sizeof scratch->frames >= kLookedAt);
   uint64_t in_page = kPage - thread_pointer % kPage;  // what is known to be mapped
-  uint64_t bytes = safe_read(thread_pointer, words, sizeof words, in_page);
+  uint64_t bytes = safe_read(thread_pointer, words, kLookedAt, in_page);
   uint32_t known = __atomic_load_n(&tid_offset, __ATOMIC_RELAXED);
   if (known && known + 4 <= bytes) return reinterpret_cast<uint32_t*>(thread_pointer + known);
   for (uint32_t at = 0; at + 4 <= bytes; at += 4) {
@@ -40,6 +44,7 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   state->pid = static_cast<uint32_t>(system_call(__NR_getpid));
   state->tid = static_cast<uint32_t>(system_call(__NR_gettid));
   for (uint64_t& guard : state->guards) guard = 0;
+  ask_alternate_stack(thread_scratch(sonde_agent_control.thread_area, state));
   state->tid_word = find_tid_word(state, key);
   state->tid_value = *state->tid_word;
   state->ring = ring_take(session, state->pid, state->tid, key);

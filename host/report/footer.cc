@@ -13,7 +13,7 @@ namespace sonde::host {
 
 namespace {
 
-// Cost of one probed call where the trace does not say: the median of `./dev bench` on the machine of docs/measurements.md.
+// Cost of one probed call where the trace does not say: `./dev bench`, rounded, on the machine of docs/measurements.md.
 constexpr double kDefaultCallCostNs = 30;
 
 struct Footer {

@@ -55,3 +55,10 @@ C
   [[ "$output" == *"--force-trap"* ]]
   [ ! -e ran ]
 }
+
+@test "a stack per hit does not overflow a small alternate stack" {
+  gcc -O1 -pthread "$BATS_TEST_DIRNAME/../cases/113-small-alternate-stack/case.c" -o small
+  same_as_untraced -s -- ./small
+  grep -q '0 wrong' traced.out
+  ! grep -q '[1-9][0-9]* wrong' traced.out
+}
