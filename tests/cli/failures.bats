@@ -20,7 +20,7 @@ bats_require_minimum_version 1.5.0
   gcc -O0 small.c -o small
   "$SONDE" record -q -o trace -- ./small
   size=$(stat -c %s trace)
-  for at in $(seq 0 37 "$size") $((size - 1)); do
+  for at in $(seq 0 37 $((size - 1))) $((size - 1)); do
     head -c "$at" trace >cut
     status=0
     timeout 20 "$SONDE" report cut >cut.out 2>&1 || status=$?
