@@ -34,6 +34,15 @@ enum class LossCause : uint32_t {
 };
 constexpr unsigned kLossCauses = static_cast<unsigned>(LossCause::count);
 
+// Why the agent took the traps out of a process by itself.
+enum class DisarmCause : uint32_t {
+  seccomp = 0,      // a filter goes in, which may forbid what a trap needs
+  small_stack,      // an alternate signal stack without room for a second signal frame
+  no_ticks,         // the time stamp counter is forbidden: nothing is recorded from then on
+  count,
+};
+constexpr unsigned kDisarmCauses = static_cast<unsigned>(DisarmCause::count);
+
 struct SessionHeader {
   uint64_t magic;
   uint64_t size;  // of the whole mapping
@@ -53,6 +62,7 @@ struct SessionHeader {
   uint32_t rings_taken;            // high-water mark of rings ever taken
   uint64_t lost_no_thread_state;   // hits of threads for which no thread state was left
   uint32_t exiting_pid;            // a process of the target that is about to end and waits for the host to look at it
+  uint32_t disarmed[kDisarmCauses];  // processes of the target whose traps the agent took out
   char check_reason[160];          // why the agent stopped by itself (SONDE_CHECK); "" if it did not
 };
 static_assert(sizeof(SessionHeader) <= kPage);
@@ -68,6 +78,9 @@ enum SiteFlags : uint32_t {
   kSitePrctl = 128,     // prctl() and syscall(), which may forbid system calls, see core/probe/sandbox.h
   kSiteSyscall = 256,
   kSiteSigaltstack = 512,  // sigaltstack(), see core/probe/alternate_stack.h
+  // `patch` is a system call instruction, `resume` its two-byte copy: the agent may carry the call out itself and go on at
+  // resume + 2. Acts in every session state.
+  kSiteSystemCall = 1024,
 };
 
 struct Site {

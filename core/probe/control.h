@@ -26,7 +26,7 @@ struct UnwinderFunctions {
 struct TrapSite {
   uint64_t pc;
   uint32_t site;
-  uint32_t reserved;
+  uint32_t original;  // the byte that the trap stands for
 };
 // Sorted by pc. Written completely before AgentControl::traps points to it; a new table replaces the old one.
 struct TrapTable {
@@ -41,6 +41,7 @@ struct KernelSigaction {
 
 enum ControlFlags : uint32_t {
   kControlNoSystemCalls = 1,  // the target is under seccomp: the agent makes only the system calls it cannot do without
+  kControlTraps = 2,  // trap sites exist: SIGTRAP is kept deliverable behind the program's back
 };
 
 // Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in stack_capture.h.

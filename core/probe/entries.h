@@ -20,6 +20,9 @@ struct ReturnEntry {
 };
 static_assert(sizeof(ReturnEntry) == kTrampolineStride);
 
+// Activation::site of an entry that is no call: a signal handler's return, after which its context is put right.
+constexpr uint32_t kNoSite = ~0u;
+
 enum class EntryState : uint32_t { free = 0, in_use = 1 };
 
 struct Activation {

@@ -48,7 +48,7 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   std::vector<InFlight> found;
   for (size_t i = 0; i < count; i++) {
     const Activation& a = activations[i];
-    if (a.state != EntryState::in_use) continue;
+    if (a.state != EntryState::in_use || a.site == kNoSite) continue;
     auto [thread, added] = running.try_emplace(a.owner);
     if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, a.owner).c_str(), F_OK) == 0;
     ExitKind kind = alive[i] ? ExitKind::unfinished : ExitKind::abandoned;
