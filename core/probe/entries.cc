@@ -15,7 +15,7 @@
 namespace sonde {
 
 extern "C" {
-__attribute__((used)) ReturnEntry sonde_entries[kTrampolines];
+__attribute__((used, section(".bss.sonde_entries"))) ReturnEntry sonde_entries[kTrampolines];  // agent/layout.ld
 __attribute__((used)) Activation sonde_activations[kTrampolines];
 uint32_t sonde_fresh_entries;  // entries [sonde_fresh_entries, kTrampolines) have never been taken
 }

@@ -7,41 +7,38 @@
 // sonde_entries[i] = {real return address, slot}; both have a stride of 16 bytes:
 //
 //   T+0   e9 <rel32>        jmp sonde_return_common
-//   T+5   90 90 90
-//   T+8   <disp32>          T + 8 + disp = the entry
-//   T+12  90 90 90 90
+//   T+5   90 ... 90
+//
+// and the tables lie ENTRY_DISTANCE apart (agent/layout.ld), so that entry i is at T + ENTRY_DISTANCE.
 //
 // The unwind information computes the real address from that: CFA = sp (the slot has been consumed), T = *(CFA - 8)
-// (nothing writes into the red zone), entry = T + 8 + *(int32*)(T + 8), return address = *entry. It needs no search and no
-// state, so it holds for every unwinder at every instruction, and text is never written. CFA must be sp itself: GNU
-// libunwind and lldb set sp := CFA whatever a rule for sp says.
+// (nothing writes into the red zone), return address = *(T + ENTRY_DISTANCE). It needs no search and no state, so it holds
+// for every unwinder at every instruction, and text is neither written nor read: core files do not hold it. CFA must be sp
+// itself: GNU libunwind and lldb set sp := CFA whatever a rule for sp says.
 //
 // A frame of size zero shares its CFA with its caller, by which libgcc and LLVM tell the frame of a handler. So exceptions
 // do not pass through: the personality makes every such frame a cleanup that lands in sonde_landing_pad.
 
     .equ TRAMPOLINES, 131072       // kTrampolines in core/probe/control.h
+    .equ ENTRY_DISTANCE, 0x300000
 
     .section .text.sonde_trampolines, "ax", @progbits
     .balign 64
     .cfi_startproc simple
     .cfi_personality 0x9b, personality_reference      // indirect pcrel sdata4
     .cfi_def_cfa %rsp, 0
-    // DW_CFA_val_expression rip: lit8 minus deref (T) dup plus_uconst 8 deref_size 4 plus plus_uconst 8 deref
-    // disp32 is positive (data lies above text), so deref_size needs no sign extension; hit.cc checks it.
-    .cfi_escape 0x16, 16, 12, 0x38, 0x1c, 0x06, 0x12, 0x23, 8, 0x94, 4, 0x22, 0x23, 8, 0x06
-    .fill 16, 1, 0x90              // unwinders look up pc-1: trampoline 0 needs covered bytes in front
+    // DW_CFA_val_expression rip: lit8 minus deref (T) plus_uconst ENTRY_DISTANCE deref
+    .cfi_escape 0x16, 16, 9, 0x38, 0x1c, 0x06, 0x23, ENTRY_DISTANCE & 127 | 128, ENTRY_DISTANCE >> 7 & 127 | 128, \
+      ENTRY_DISTANCE >> 14 & 127 | 128, ENTRY_DISTANCE >> 21, 0x06
+    .fill 64, 1, 0x90              // unwinders look up pc-1: trampoline 0 needs covered bytes in front
     .globl sonde_trampolines
     .hidden sonde_trampolines
     .type sonde_trampolines, @function
 sonde_trampolines:
-    .set entry_offset, 0
     .rept TRAMPOLINES
     .byte 0xe9
     .long sonde_return_common - . - 4
-    .byte 0x90, 0x90, 0x90
-    .long sonde_entries + entry_offset - .
-    .long 0x90909090
-    .set entry_offset, entry_offset + 16
+    .fill 11, 1, 0x90
     .endr
     .size sonde_trampolines, . - sonde_trampolines
 
@@ -87,8 +84,7 @@ sonde_return_common:
     // with the store, and unwinders look up callers at the byte before their pc, that is within the call.
     rdtsc
     mov 80(%rsp), %rdi             // T
-    movslq 8(%rdi), %rcx
-    mov 8(%rdi,%rcx), %rcx         // entry.real
+    mov ENTRY_DISTANCE(%rdi), %rcx // entry.real
     mov %rcx, 80(%rsp)
     .cfi_offset 16, -8
     shl $32, %rdx
