@@ -50,6 +50,9 @@ Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* sess
   Addr mapped =
       SONDE_TRY(map(tracee, Addr(), session->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session_fd));
   SONDE_TRY(tracee.system_call(syscall_, SYS_close, {static_cast<uint64_t>(session_fd)}));
+  // Hundreds of megabytes that no reader of a core file wants; without this advice core files hold them, nothing worse.
+  SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {area.value, thread_area_bytes(), MADV_DONTDUMP}));
+  SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {mapped.value, session->size, MADV_DONTDUMP}));
 
   Addr control = agent_address(agent_.control);
   SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, session), mapped.value));
