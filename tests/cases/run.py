@@ -5,6 +5,7 @@ usage: run.py --work DIR [--traced --sonde FILE] [--flag FLAG]... CASE...
 
 A case is a folder with build.sh (bash -e, leaves programs in out/), its sources, and as far as they apply
   commands.txt   one command line per line; without it ./out/case
+  flags.txt      beside it, line by line: flags for record, if a command needs any
   ignore.txt     signals that the commands are started with ignored
   trampolines.txt  a regular expression: what return trampolines, which are frames of their own, look like in a backtrace
                  that the program prints; left out of the traced output
@@ -75,6 +76,11 @@ def commands(case):
     return [shlex.split(line) for line in file.read_text().splitlines()] if file.exists() else [["./out/case"]]
 
 
+def flags(case):
+    file = HERE / case / "flags.txt"
+    return [shlex.split(line) for line in file.read_text().splitlines()] if file.exists() else [[]] * len(commands(case))
+
+
 def ignored_signals(case):
     file = HERE / case / "ignore.txt"
     return [signal.Signals[f"SIG{name}"] for name in file.read_text().split()] if file.exists() else []
@@ -125,10 +131,10 @@ def run_case(case, options):
     if not options.traced:
         return f"{len(alone)} programs as expected"
     notes = []
-    for command, truth in zip(commands(case), alone):
+    for command, own_flags, truth in zip(commands(case), flags(case), alone, strict=True):
         name = pathlib.Path(command[0]).name
         trace = folder / f"out/{name}{''.join(options.flag)}.trace"
-        record = [options.sonde, "record", "-o", trace, *options.flag, "--", *command]
+        record = [options.sonde, "record", "-o", trace, *options.flag, *own_flags, "--", *command]
         check_same(case, command, truth, run(folder, [str(word) for word in record], ignored))
         found = facts.read(options.sonde, trace)
         notes.append(f"{name}: {found.armed} of {found.armed + found.refused} functions")

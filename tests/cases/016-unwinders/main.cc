@@ -1,0 +1,3 @@
+#include <cstdio>
+#include "throws.h"
+int main() { std::printf("%d\n", run_throws(500)); }
