@@ -1,7 +1,21 @@
 #!/usr/bin/env python3
-"""Reads a ctest JUnit file; prints why tests were skipped and, as last line, "N passed, N failed"."""
+"""Reads a ctest JUnit file; prints why tests were skipped and, as last line, "N passed, N failed".
+
+usage: ctest_summary.py [--facts] FILE      --facts: also what the tests say they have counted and measured
+"""
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
+
+
+FACT = re.compile(r"^(ok |skipped: |untraced: |a thousand |.* MESSAGE: |/bin/true, )")
+
+
+def facts(path):
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        for line in (case.findtext("system-out") or "").splitlines():
+            if match := FACT.match(line):
+                yield case.get("name"), line if "MESSAGE" not in line else line[match.end():]
 
 
 def summarize(path):
@@ -24,7 +38,10 @@ def summarize(path):
 
 
 def main():
-    passed, failed, skipped = summarize(sys.argv[1])
+    *flags, path = sys.argv[1:]
+    for name, line in facts(path) if "--facts" in flags else ():
+        print(f"{name}: {line}")
+    passed, failed, skipped = summarize(path)
     for name, reason in skipped:
         print(f"skipped: {name}: {reason}")
     for name in failed:
