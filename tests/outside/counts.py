@@ -18,7 +18,8 @@ import sys
 
 SKIPPED = 77
 PIE_BASE = 0x555555554000  # the kernel's, without randomisation
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent", "SHELL": "/bin/sh", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent", "SHELL": "/bin/sh",
+               "PYTHONHASHSEED": "0"}
 
 # Breakpoints go in where sonde patches too: when the loader has mapped everything and no constructor has run.
 GDB_SCRIPT = r"""
@@ -69,7 +70,8 @@ def programs():
     cc1 = subprocess.run(["gcc", "-print-prog-name=cc1"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     source = "struct s { int a, b; };\nint f(struct s *s, int n) { int t = 0; while (n--) t += s[n].a * s[n].b; return t; }\n"
     return {
-        "sqlite3": Program(["/usr/bin/sqlite3", ":memory:", "create table t(x); insert into t values(1),(2); select sum(x) from t;"],
+        "sqlite3": Program(["/usr/bin/sqlite3", ":memory:",
+                            "create table t(x); insert into t values(1),(2); select sum(x) from t;"],
                            ["-f", "libsqlite3.so.0:sqlite3_*"], "libsqlite3.so.0.8.6"),
         "python3": Program(["/usr/bin/python3", "-S", "-c", "print(sum(map(int, '1 2 3'.split())))"], ["-f", "Py*"]),
         "cc1": Program([cc1, "-quiet", "-O2", "in.c", "-o", "out.s"], files={"in.c": source}, produced="out.s"),
@@ -116,7 +118,8 @@ def image_addresses(program, names, found, folder):
     """Link-time addresses: of a library by its symbols, of a program from where it lay."""
     if program.library:
         paths = subprocess.run(["ldd", program.command[0]], stdout=subprocess.PIPE, text=True, check=True).stdout
-        path = next(os.path.realpath(p) for p in re.findall(r"=> (\S+)", paths) if os.path.realpath(p).endswith(program.library))
+        files = [os.path.realpath(p) for p in re.findall(r"=> (\S+)", paths)]
+        path = next(p for p in files if p.endswith(program.library))
         table = symbols(path)
         return {name: table[name] for name in names}, 0
     header = subprocess.run(["readelf", "-h", program.command[0]], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -126,7 +129,8 @@ def image_addresses(program, names, found, folder):
 
 def choose(first, second):
     """Ten functions with the same count in both recordings, spread evenly over the counts that occur."""
-    rows = sorted((calls, name) for name, (_, calls) in first.items() if 1 <= calls <= 200 and second.get(name, (0, 0))[1] == calls)
+    rows = sorted((calls, name) for name, (_, calls) in first.items()
+                  if 1 <= calls <= 200 and second.get(name, (0, 0))[1] == calls)
     if len(rows) < 10:
         raise Failure(f"only {len(rows)} functions are called between 1 and 200 times, equally often in two recordings")
     by_count = {}
@@ -141,8 +145,8 @@ def by_gdb(program, addresses, base, folder, truth):
     script = folder / "counts_script.py"
     script.write_text(GDB_SCRIPT.replace("@LIBRARY@", program.library or "").replace("@BASE@", str(base))
                       .replace("@ADDRESSES@", repr(sorted(addresses))))
-    out, err, _ = run(["gdb", "-nx", "-q", "-batch", "-ex", "set debuginfod enabled off", "-x", script, "--args", *program.command],
-                      folder)
+    gdb = ["gdb", "-nx", "-q", "-batch", "-ex", "set debuginfod enabled off", "-x", script, "--args"]
+    out, err, _ = run([*gdb, *program.command], folder)
     text = out.decode(errors="replace")
     if f"ENDED {truth[1]}" not in text or produced(program, folder) != truth[2]:
         raise Failure(f"under gdb the program does not end as alone\n{text}{err.decode(errors='replace')}")

@@ -36,7 +36,8 @@ for thread in gdb.selected_inferior().threads():
     gdb.execute("maintenance flush register-cache", to_string=True)
     begin = time.process_time()  # processor time: other processes' work is none of ours
     text = gdb.execute("bt", to_string=True)
-    print("BT %.3f" % (time.process_time() - begin), "stopped early: " + text[-200:].replace("\n", " ") if "Backtrace stopped" in text else "")
+    early = "stopped early: " + text[-200:].replace("\n", " ") if "Backtrace stopped" in text else ""
+    print("BT %.3f" % (time.process_time() - begin), early)
     frame, pcs = gdb.newest_frame(), []
     while frame:
         if frame.type() not in (gdb.INLINE_FRAME, gdb.TAILCALL_FRAME):
@@ -151,7 +152,8 @@ def by_gdb(arguments, folder, after=()):
     script.write_text(GDB_SCRIPT)
     extra = [word for command in after for word in ("-ex", command)]
     begin = time.monotonic()
-    out, err, _ = output_of(["gdb", "-nx", "-q", "-batch", "-ex", "set debuginfod enabled off", *arguments, "-x", script, *extra])
+    gdb = ["gdb", "-nx", "-q", "-batch", "-ex", "set debuginfod enabled off"]
+    out, err, _ = output_of([*gdb, *arguments, "-x", script, *extra])
     whole = time.monotonic() - begin
     stacks, slowest = {}, 0.0
     for line in out.splitlines():
@@ -276,8 +278,8 @@ def check_truth(truth):
 
 def build(work):
     program = work / "chain"
-    subprocess.run(["gcc", "-O2", "-g", "-pthread", "-o", program, HERE / "chain.c", "-Wl,--no-as-needed", "-lgcc_s", "-lunwind"],
-                   check=True)
+    libraries = ["-Wl,--no-as-needed", "-lgcc_s", "-lunwind"]
+    subprocess.run(["gcc", "-O2", "-g", "-pthread", "-o", program, HERE / "chain.c", *libraries], check=True)
     return program
 
 

@@ -25,7 +25,8 @@ def run(command):
 
 
 def check(what, counts, chains, possible):
-    wrong = [f"not possible untraced: {c}" for c in sorted(chains - possible)] + [f"missing: {c}" for c in sorted(possible - chains)]
+    wrong = [f"not possible untraced: {c}" for c in sorted(chains - possible)]
+    wrong += [f"missing: {c}" for c in sorted(possible - chains)]
     wrong += [f"{name}: {counts[name]}" for name in ("wrong results", "too many chains") if counts[name]]
     # A handler that interrupts a displaced instruction finds its pc in a detour, which no unwinder of the program knows.
     share = counts["outside"] / (counts["outside"] + counts["taken"])
