@@ -223,6 +223,49 @@ TEST_CASE_TEMPLATE("walk: trampolines in slots are resolved by their own entries
   }
 }
 
+TEST_CASE_TEMPLATE("walk: another walk at each read of the first disturbs neither, all slots hooked (S6)", Isa, X86_64, Aarch64) {
+  Chain<Isa> w;
+  w.trampolines = true;
+  uint64_t cfas[] = {w.kLeafCfa, w.kMiddleCfa, w.kMainCfa};
+  for (unsigned i = 0; i < 3; i++) {
+    w.entry(3 + i, w.word_at(cfas[i] - 8), w.key(cfas[i]));
+    w.word(cfas[i] - 8, w.trampoline(3 + i));
+  }
+  struct Interleaved {
+    AnyMemory memory;
+    const TableArena* arena;
+    RowCache* cache;
+    WalkStart<Isa> start;
+    Pcs truth;
+    int walks, wrong;
+    void walk_whole() {
+      std::vector<Frame> frames(64);
+      frames.resize(sonde::walk(arena, cache, memory, start, std::span<Frame>(frames)).frames);
+      Pcs seen;
+      for (auto& f : frames) seen.push_back(f.pc.value);
+      walks++, wrong += seen != truth;
+    }
+  };
+  RowCache cache;
+  const TableArena* arena = w.arena();
+  Interleaved other{w.any_memory(), arena, &cache, w.start, w.pcs(), 0, 0};
+  AnyMemory first{&other,
+                  [](void* self, Addr a, uint64_t* value) {
+                    auto* o = static_cast<Interleaved*>(self);
+                    o->walk_whole();
+                    return o->memory.read(a, value);
+                  },
+                  [](void* self, Addr sp, AddrRange* stack) {
+                    auto* o = static_cast<Interleaved*>(self);
+                    return o->memory.stack_at(sp, stack);
+                  }};
+  Interleaved both{first, arena, &cache, w.start, w.pcs(), 0, 0};
+  both.walk_whole();
+  CHECK(both.wrong == 0);
+  CHECK(other.walks >= 6);  // a slot and an entry for each frame
+  CHECK(other.wrong == 0);
+}
+
 TEST_CASE_TEMPLATE("walk: hooks in layers on one slot are resolved one after the other; a ring is not", Isa, X86_64,
                    Aarch64) {
   Chain<Isa> w;

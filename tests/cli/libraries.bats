@@ -1,0 +1,70 @@
+# Libraries that come and go while stacks are taken: each walk finds the tables that are right at its time.
+load common
+
+@test "200 times a library comes and goes under running walks: each stack is whole, reliable and the true one" {
+  cat >plugin.c <<'C'
+int through(int (*f)(int), int x) {
+  volatile char room[ROOM];
+  room[0] = 1;
+  return f(x) + room[0];
+}
+C
+  cat >come.c <<'C'
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static volatile int over;
+__attribute__((noinline)) int callback(int x) { __asm__ volatile(""); return x + 1; }
+__attribute__((noinline)) int beside(int x) { __asm__ volatile(""); return x + 1; }
+static void *busy(void *p) {
+  volatile long n = 0;
+  while (!over) {
+    for (int i = 0; i < 10; i++) n += beside(1);
+    usleep(50);
+  }
+  return p;
+}
+int main(void) {
+  pthread_t t;
+  long sum = 0;
+  pthread_create(&t, 0, busy, 0);
+  for (int i = 0; i < 200; i++) {  // two files of other code and other tables, mostly at the same address
+    void *h = dlopen(i & 1 ? "./one.so" : "./two.so", RTLD_NOW);
+    int (*through)(int (*)(int), int) = (int (*)(int (*)(int), int))dlsym(h, "through");
+    for (int k = 0; k < 10; k++) sum += through(callback, k);
+    dlclose(h);
+  }
+  over = 1;
+  pthread_join(t, 0);
+  printf("%ld\n", sum);
+  return 0;
+}
+C
+  gcc -O2 -shared -fPIC -DROOM=40 plugin.c -o one.so
+  gcc -O0 -shared -fPIC -DROOM=4000 plugin.c -o two.so
+  gcc -O2 -pthread come.c -o come
+  same_as_untraced -s -f callback -f beside -- ./come
+  [ "$(calls_of callback)" -eq 2000 ]
+  "$SONDE" report --calls trace >calls
+  python3 - <<'CHECK'
+import collections, re
+stacks, seen = collections.Counter(), None
+for line in open("calls"):
+    if frame := re.match(r" +#(\d+) +(\w+)\S*(.*)", line):
+        if frame[1] == "0":
+            seen = []
+        seen.append(frame[2])
+        if "unreliable" in frame[3]:
+            seen.append("unreliable")
+        if "[end]" in frame[3]:
+            stacks[tuple(seen)] += 1
+print(stacks)
+start = ("__libc_start_call_main", "__libc_start_main", "_start")
+beside = ("beside", "busy", "start_thread", "clone3")
+assert set(stacks) == {("callback", "through", "main", *start), beside}, stacks
+assert stacks[("callback", "through", "main", *start)] == 2000, stacks
+CHECK
+  "$SONDE" report trace | grep -q 'unreliable stacks: 0.0 % of'
+  [ "$(calls_of beside)" -eq "$("$SONDE" report trace | sed -n 's/^unreliable stacks: .* of \([0-9,]*\)$/\1/p' | tr -d , | awk '{print $1 - 2000}')" ]
+}
