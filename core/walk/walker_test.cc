@@ -223,7 +223,8 @@ TEST_CASE_TEMPLATE("walk: trampolines in slots are resolved by their own entries
   }
 }
 
-TEST_CASE_TEMPLATE("walk: another walk at each read of the first disturbs neither, all slots hooked (S6)", Isa, X86_64, Aarch64) {
+TEST_CASE_TEMPLATE("walk: another walk at each read of the first disturbs neither, all slots hooked (S6)", Isa, X86_64,
+                   Aarch64) {
   Chain<Isa> w;
   w.trampolines = true;
   uint64_t cfas[] = {w.kLeafCfa, w.kMiddleCfa, w.kMainCfa};

@@ -306,8 +306,8 @@ def main():
 
     record = [sonde, "record", "-q", "-o", work / "trace"]
     wrong, times = 0, []
-    # main, the six, look_and_wait; deep_thread, the thousand, look_and_wait. The in-process readers are called by `look`, unw_step
-    # by a function of its own.
+    # main, the six, look_and_wait; deep_thread, the thousand, look_and_wait. The in-process readers are called by `look`,
+    # unw_step by a function of its own.
     everything = {"chain": 2 + len(SIX), "deep": 2 + DEPTH, "unw_backtrace": 1, "unw_step": 2}
     for flags in ([], ["-s"]):
         process = Process([*record, *flags, "--", program], work, True)

@@ -62,7 +62,7 @@ void handler(int, siginfo_t*, void* context) {
 }
 
 void start_signals(long microseconds, int flags) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = handler;
   action.sa_flags = SA_SIGINFO | flags;
   sigaction(SIGALRM, &action, nullptr);
@@ -85,7 +85,8 @@ struct Sites {
   uint32_t leaf, branch, from_handler;
 };
 const Sites& hook_all() {
-  static Sites sites{the_harness().hook(reinterpret_cast<void*>(leaf)), the_harness().hook(reinterpret_cast<void*>(branch)),
+  static Sites sites{the_harness().hook(reinterpret_cast<void*>(leaf)),
+                     the_harness().hook(reinterpret_cast<void*>(branch)),
                      the_harness().hook(reinterpret_cast<void*>(from_handler))};
   return sites;
 }
@@ -102,7 +103,8 @@ TEST_CASE("a fast timer over hooked code: results, records and stacks are right"
   std::map<uint32_t, long> counts;
   long wrong = 0, wrong_kinds = 0, rounds = 0;
   auto count = [&] {
-    for (const CallRecord& call : harness.drain().calls) counts[call.site]++, wrong_kinds += call.kind != ExitKind::returned;
+    for (const CallRecord& call : harness.drain().calls)
+      counts[call.site]++, wrong_kinds += call.kind != ExitKind::returned;
   };
   start_signals(100, 0);
   while (handled < wanted_signals()) {
@@ -111,8 +113,8 @@ TEST_CASE("a fast timer over hooked code: results, records and stacks are right"
   }
   stop_signals();
   count();
-  MESSAGE(handled, " stacks taken in a handler, ", wrong_stacks, " wrong; ", in_engine, " signals hit the engine, ", in_detours,
-          " detours");
+  MESSAGE(handled, " stacks taken in a handler, ", wrong_stacks, " wrong; ", in_engine, " signals hit the engine, ",
+          in_detours, " detours");
   CHECK(wrong == 0);
   CHECK(wrong_results == 0);
   CHECK(wrong_kinds == 0);
