@@ -1,5 +1,5 @@
 // A timer at 10 kHz over three functions that do nothing but call each other; its handler takes a backtrace each time.
-// Output: how many, and each distinct chain once: the function that was interrupted, then return addresses as FILE+OFFSET.
+// Output: how many, and each distinct chain once, how often and the function that was interrupted, then return addresses as FILE+OFFSET.
 // usage: timer STACKS
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -19,6 +19,7 @@ enum { kMost = 64, kChains = 256 };
 struct chain {
   const char *interrupted;
   int count;
+  long times;
   void *callers[kMost];
 };
 static struct chain chains[kChains];
@@ -37,9 +38,9 @@ static void keep(const struct chain *seen) {
   for (int i = 0; i < chain_count; i++)
     if (chains[i].interrupted == seen->interrupted && chains[i].count == seen->count &&
         !memcmp(chains[i].callers, seen->callers, seen->count * sizeof(void *)))
-      return;
+      return (void)chains[i].times++;
   if (chain_count == kChains) too_many++;
-  else chains[chain_count++] = *seen;
+  else chains[chain_count] = *seen, chains[chain_count++].times = 1;
 }
 
 static void handler(int number, siginfo_t *info, void *context) {
@@ -50,14 +51,14 @@ static void handler(int number, siginfo_t *info, void *context) {
   if (!in_round) return (void)elsewhere++;
   if (!dladdr((void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP], &image)) return (void)outside++;
   taken++;
-  struct chain seen = {count > 2 ? function_at(pcs[2]) : 0, count > 3 ? count - 3 : 0, {0}};
+  struct chain seen = {count > 2 ? function_at(pcs[2]) : 0, count > 3 ? count - 3 : 0, 0, {0}};
   if (!seen.interrupted) seen.interrupted = "nothing known";
   memcpy(seen.callers, pcs + 3, seen.count * sizeof(void *));
   keep(&seen);
 }
 
 IN(leaf_code) int leaf(int x) {
-  __asm__ volatile("" ::: "memory");
+  for (int i = 0; i < 40; i++) __asm__ volatile("" ::: "memory");  // about as long as the probes
   return x + 1;
 }
 IN(branch_code) int branch(int x) { return leaf(x) + leaf(x + 1); }
@@ -85,7 +86,7 @@ int main(int argc, char **argv) {
   setitimer(ITIMER_REAL, &timer, 0);
   printf("wrong results %ld\ntoo many chains %ld\noutside %ld\ntaken %ld\n", wrong, too_many, outside, taken);
   for (int i = 0; i < chain_count; i++) {
-    printf("chain %s", chains[i].interrupted);
+    printf("%ld times chain %s", chains[i].times, chains[i].interrupted);
     for (int k = 0; k < chains[i].count; k++) {
       Dl_info image;
       if (dladdr(chains[i].callers[k], &image))

@@ -20,8 +20,8 @@ def run(command):
     if done.returncode:
         sys.exit(f"FAILED: {command}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     lines = done.stdout.splitlines()
-    counts = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in lines if not line.startswith("chain ")}
-    return counts, {line for line in lines if line.startswith("chain ")}
+    counts = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in lines if " times chain " not in line}
+    return counts, {line.partition(" times chain ")[2] for line in lines if " times chain " in line}
 
 
 def check(what, counts, chains, possible):
@@ -48,7 +48,7 @@ def main():
     subprocess.run(["gcc", "-O2", "-g", "-fno-optimize-sibling-calls", "-o", program, HERE / "timer.c"], check=True)
     counts, possible = run([program, max(options.stacks // 4, 5000)])
     # In leaf, called by branch here or there; in branch; in round.
-    kinds = sorted(chain.split()[1] for chain in possible)
+    kinds = sorted(chain.split()[0] for chain in possible)
     if counts["outside"] or kinds != ["branch", "leaf", "leaf", "round"]:
         sys.exit(f"FAILED untraced: {counts} {possible}")
     wrong = 0
