@@ -317,7 +317,7 @@ def main():
     for mask in range(64) if options.all else (0b010110, 0b101001):
         chosen = [name for bit, name in enumerate(SIX) if mask >> bit & 1]
         # A recording needs a pattern; where none of the six is wanted, something is hooked that is not on these stacks.
-        patterns = [word for name in chosen or ["print"] for word in ("-f", name)]
+        patterns = [word for name in chosen or ["keep"] for word in ("-f", name)]
         process = Process([*record, *patterns, "--", program], work, True)
         reading = read_all(process, program, sonde)
         wrong += compare(f"hooked: {' '.join(chosen) or 'none of the six'}", truth, reading,
