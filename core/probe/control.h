@@ -3,6 +3,7 @@
 // is stopped, before the first site is armed. No code of the agent runs at load time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/event/session.h"
@@ -42,6 +43,9 @@ struct KernelSigaction {
 enum ControlFlags : uint32_t {
   kControlNoSystemCalls = 1,  // the target is under seccomp: the agent makes only the system calls it cannot do without
   kControlTraps = 2,  // trap sites exist: SIGTRAP is kept deliverable behind the program's back
+  // Set by the agent.
+  kControlNoTicks = 4,  // the time stamp counter is forbidden to a thread: it records nothing, no new thread does
+  kControlDisarmed = 8,  // the agent has taken the traps out; none may be put in again
 };
 
 // Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in stack_capture.h.
@@ -59,6 +63,8 @@ struct AgentControl {
   const TrapTable* traps;  // null: no trap sites
   KernelSigaction program_trap;  // what the program itself wants done with SIGTRAP
 };
+constexpr uint64_t kControlFlagsOffset = 48;  // for sonde_return_common
+static_assert(offsetof(AgentControl, flags) == kControlFlagsOffset);
 
 // Names of the agent's objects for the host.
 //   sonde_agent_control   AgentControl

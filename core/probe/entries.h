@@ -23,6 +23,10 @@ static_assert(sizeof(ReturnEntry) == kTrampolineStride);
 // Activation::site of an entry that is no call: a signal handler's return, after which its context is put right.
 constexpr uint32_t kNoSite = ~0u;
 
+// Activation::owner of such an entry has this bit beside the thread's id: no tid is so large. Only the way that ends other
+// threads' activations looks at site and bit, so a call's costs nothing for it.
+constexpr uint32_t kHandlerOwner = 1u << 31;
+
 enum class EntryState : uint32_t { free = 0, in_use = 1 };
 
 struct Activation {
@@ -32,8 +36,8 @@ struct Activation {
   uint32_t owner;  // tid of the thread that took it
   EntryState state;
   uint32_t chain;  // how many older activations share the slot
-  uint32_t reserved;
-  uint64_t resume;  // while unwinding leaves it: the unwinder's _Unwind_Resume
+  uint32_t reserved;  // of kNoSite: what is to be done, see handlers.cc
+  uint64_t resume;  // while unwinding leaves it: the unwinder's _Unwind_Resume; of kNoSite: pc in the detour
 };
 static_assert(sizeof(Activation) == 40);
 

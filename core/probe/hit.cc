@@ -6,11 +6,19 @@
 #include "core/native/ticks.h"
 #include "core/probe/alternate_stack.h"
 #include "core/probe/backtrace.h"
+#include "core/probe/handlers.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
 #include "core/probe/sandbox.h"
+#include "core/probe/system_call.h"
 
 namespace sonde {
+
+// The way out of a system call site, core/native/x86_64/signal.S.
+extern "C" [[noreturn]] void sonde_leave_system_call(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
+                                                     uint64_t r13, uint64_t r14, uint64_t r15)
+    __attribute__((visibility("hidden")));
+
 namespace {
 
 // The path of nearly every hit is one function without calls; everything else is apart from it.
@@ -44,6 +52,10 @@ SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint3
     activation.state = EntryState::free;
   } else if (!entry_claim(index)) {
     return false;
+  } else if (__builtin_expect(activation.site == kNoSite, 0)) {
+    if (kind == ExitKind::returned) handler_returned(index);
+    entry_give(thread, index);
+    return true;
   }
   if (thread && is_recording(session)) {
     if (__builtin_expect(thread->ring != nullptr, 1))
@@ -96,13 +108,13 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
   uint32_t older = trampoline_index(*slot);
   Activation& previous = sonde_activations[older];
   uint64_t real = sonde_entries[older].real;
-  bool shared = previous.state == EntryState::in_use;
+  bool shared = previous.state == EntryState::in_use, is_call = previous.site != kNoSite;
   uint32_t index = shared && previous.chain >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
   uint64_t now = 0;
   if (index != kNoEntry) {
     now =
         begin_activation(index, site, real, slot, thread->tid, shared ? older + 1 : 0, shared ? previous.chain + 1 : 0);
-  } else if (shared) {
+  } else if (shared && is_call) {
     now = ticks();
     ring_write_call(session, thread->ring, previous.site, ExitKind::returned, reinterpret_cast<uint64_t>(slot),
                     previous.entry_ticks, now);
@@ -147,6 +159,30 @@ void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uin
   if (flags & kSiteLoader) loader_event(session);
   if (flags & kSiteExit && thread) exit_event(session, thread->pid);
   return !(flags & kSiteSilent);
+}
+
+
+constexpr uint64_t kStatusFlags = 0x8d5, kLahfFlags = 0xd5, kOverflow = 0x800;  // OF SF ZF AF PF CF
+
+// What the processor had in its flags register at the site.
+uint64_t site_flags(const EntryFrame& frame) {
+  uint64_t now;
+  asm volatile("pushfq; popq %0" : "=r"(now));
+  uint64_t saved = (frame.flags >> 8 & kLahfFlags) | (frame.flags & 1 ? kOverflow : 0);
+  return (now & ~kStatusFlags) | saved;
+}
+
+// A system call instruction is about to run. If the call is carried out here, the program goes on behind it.
+[[gnu::noinline]] void carry_out(EntryFrame* frame, const Site& site, uint64_t rbp, uint64_t rbx, uint64_t r12,
+                                 uint64_t r13, uint64_t r14, uint64_t r15) {
+  ProgramCall call{frame->rax, {frame->rdi, frame->rsi, frame->rdx, frame->r10, frame->r8, frame->r9}, nullptr};
+  int64_t result;
+  if (!mind_system_call(call, &result)) return;
+  frame->rax = static_cast<uint64_t>(result);
+  frame->rcx = site.patch + kSystemCallBytes;
+  frame->r11 = site_flags(*frame);
+  frame->site = site.resume + kSystemCallBytes;
+  sonde_leave_system_call(frame, rbp, rbx, r12, r13, r14, r15);
 }
 
 // Calls that tell the engine by their arguments what it must mind.
@@ -226,10 +262,13 @@ void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
   auto own_sp = reinterpret_cast<uint64_t>(frame);
   if (__builtin_expect(is_recording(session), 1)) {
     if (__builtin_expect(flags == kUsual, 1)) return hit_usual(session, number, frame->slot, own_sp);
+    if (flags & kSiteSystemCall)
+      return is_minded(frame->rax) ? carry_out(frame, site, rbp, rbx, r12, r13, r14, r15) : void();
     argument_event(session, flags, *frame);
     SiteRegs regs{site.patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
     hit_otherwise(session, number, flags, regs, own_sp);
   }
+  if (flags & kSiteSystemCall && is_minded(frame->rax)) carry_out(frame, site, rbp, rbx, r12, r13, r14, r15);
   if (flags & kSiteBacktrace) divert_backtrace(frame, site.resume);
 }
 
@@ -239,7 +278,7 @@ void sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp) {
 }
 
 uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp) {
-  uint64_t now = ticks();
+  uint64_t now = sonde_agent_control.flags & kControlNoTicks ? 0 : ticks();
   uint32_t index = static_cast<uint32_t>(entry - sonde_entries);
   uint64_t resume = sonde_activations[index].resume;
   end_guarded(sonde_agent_control.session, index, ExitKind::unwound, now, own_sp);

@@ -2,9 +2,12 @@
 // AgentControl::program_trap and carried out here as the kernel would (signal(7), kernel/signal.c). Signal-safe.
 #pragma once
 
+#include "core/probe/signal_abi.h"
+
 namespace sonde {
 
-// A SIGTRAP that is not the engine's: the program's handler, default action or ignoring. Called within the handler.
-void forward_trap(int signal, void* info, void* context);
+// A SIGTRAP that is not the engine's: held while the program blocks it, else its handler, default action or ignoring. Called
+// within the engine's handler.
+void forward_trap(SignalInfo* info, SignalContext* context);
 
 }  // namespace sonde

@@ -45,6 +45,7 @@ class Owners {
  public:
   explicit Owners(const ThreadState* thread) : thread_(thread) {}
   bool may_take(uint32_t owner) {
+    owner &= ~kHandlerOwner;
     if (owner == thread_->tid) return true;
     Answer& answer = answers_[owner % kAnswers];
     if (answer.owner != owner) answer = {owner, is_gone(owner)};

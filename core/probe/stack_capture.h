@@ -29,8 +29,14 @@ struct ThreadScratch {
   Frame frames[kMaxContextLevels][kHitFrames];
 };
 
+// At the end of the area: a forked child finds it empty, a child that shares memory does not (trap_mask.h).
+struct ProcessMark {
+  uint32_t pid;  // 0: not yet asked for
+  uint32_t reserved;
+};
+
 constexpr uint64_t thread_area_bytes() {
-  return uint64_t{kThreadSlots} * (sizeof(ThreadState) + sizeof(ThreadScratch));
+  return uint64_t{kThreadSlots} * (sizeof(ThreadState) + sizeof(ThreadScratch)) + sizeof(ProcessMark);
 }
 
 inline ThreadScratch* thread_scratch(void* area, const ThreadState* thread) {

@@ -80,8 +80,11 @@ ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) 
     uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
     if (there == key) return *state->tid_word == state->tid_value ? state : check_identity(session, state, key);
     if (there == (key | kRegistering)) return nullptr;  // a handler interrupted this thread's own registration
-    if (!there && claim(state, 0, key)) return set_up(session, state, key);
+    if (there) continue;
+    if (sonde_agent_control.flags & kControlNoTicks) return nullptr;  // it may have inherited that
+    if (claim(state, 0, key)) return set_up(session, state, key);
   }
+  if (sonde_agent_control.flags & kControlNoTicks) return nullptr;
   for (uint32_t i = 0; i < kProbes; i++) {  // crowded: states of threads that are gone
     ThreadState* state = &states[(first + i) % kThreadSlots];
     uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
@@ -90,6 +93,16 @@ ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) 
     return set_up(session, state, key);
   }
   return nullptr;
+}
+
+void retire_thread(void* area, uint64_t thread_pointer) {
+  uint64_t key = thread_pointer ? thread_pointer : kEarlyKey;
+  ThreadState* states = static_cast<ThreadState*>(area);
+  for (uint32_t i = 0; i < kProbes; i++) {
+    ThreadState* state = &states[(thread_slot(key) + i) % kThreadSlots];
+    // As if it registered for ever.
+    if (state->key == key) return __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELEASE);
+  }
 }
 
 namespace {

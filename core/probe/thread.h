@@ -51,6 +51,9 @@ inline ThreadState* find_thread(SessionHeader* session, void* area, uint64_t thr
   return find_thread_slow(session, area, thread_pointer ? thread_pointer : kEarlyKey);
 }
 
+// The calling thread has no state from now on: its hits record nothing.
+void retire_thread(void* area, uint64_t thread_pointer);
+
 // Frees guards of paths that will never finish; returns the first free level, kMaxContextLevels if there is none.
 unsigned settle_guards(SessionHeader* session, ThreadState* thread, uint64_t sp);
 

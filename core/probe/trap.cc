@@ -1,8 +1,8 @@
 #include "core/probe/trap.h"
 
-#include "core/native/syscall.h"
 #include "core/probe/hit.h"
 #include "core/probe/program_signals.h"
+#include "core/probe/system_call.h"
 
 namespace sonde {
 
@@ -11,25 +11,30 @@ void sonde_restorer() __attribute__((visibility("hidden")));
 }
 
 namespace {
-
-// struct ucontext up to the general registers (arch/x86/include/uapi/asm/sigcontext.h).
-struct TrapContext {
-  uint64_t flags, link, stack_base, stack_flags, stack_size;
-  uint64_t r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip;
-};
-struct TrapInfo {
-  int32_t signal, error, code;
-};
 constexpr int32_t kFromKernel = 0x80;  // SI_KERNEL: what a trap instruction gives
 
-constexpr uint64_t kSigInfo = 4, kRestorer = 0x04000000, kNoDefer = 0x40000000;
+void carry_out(SignalContext* context, const Site& site) {
+  uint64_t flags = context->eflags & ~uint64_t{0x10000};  // RF
+  ProgramCall call{context->rax,
+                   {context->rdi, context->rsi, context->rdx, context->r10, context->r8, context->r9},
+                   context};
+  int64_t result;
+  if (!is_minded(call.number) || !mind_system_call(call, &result)) {
+    __atomic_store_n(&context->rip, site.resume, __ATOMIC_RELAXED);
+    return;
+  }
+  context->rax = static_cast<uint64_t>(result);
+  context->rcx = site.patch + kSystemCallBytes;
+  context->r11 = flags;
+  __atomic_store_n(&context->rip, site.patch + kSystemCallBytes, __ATOMIC_RELAXED);
+}
 
 }  // namespace
 
 extern "C" {
 __attribute__((used)) const KernelSigaction sonde_trap_action = {
     .handler = reinterpret_cast<uint64_t>(&sonde_trap),
-    .flags = kSigInfo | kRestorer | kNoDefer,
+    .flags = kSaSigInfo | kSaRestorer | kSaNoDefer | kSaRestart,
     .restorer = reinterpret_cast<uint64_t>(&sonde_restorer),
     .mask = 0,
 };
@@ -47,16 +52,16 @@ const TrapSite* find_trap(const TrapTable* table, uint64_t pc) {
   return nullptr;
 }
 
-extern "C" void sonde_trap(int signal, void* info, void* context) {
-  auto* interrupted = static_cast<TrapContext*>(context);
+extern "C" void sonde_trap(int, SignalInfo* info, SignalContext* interrupted) {
   uint64_t pc = interrupted->rip - 1;
   const TrapSite* trap = nullptr;
-  if (static_cast<TrapInfo*>(info)->code == kFromKernel)
+  if (info->code == kFromKernel)
     trap = find_trap(__atomic_load_n(&sonde_agent_control.traps, __ATOMIC_ACQUIRE), pc);
-  if (!trap) return forward_trap(signal, info, context);
+  if (!trap) return forward_trap(info, interrupted);
   SessionHeader* session = sonde_agent_control.session;
   const Site& site = session_sites(session)[trap->site];
   interrupted->rip = pc;  // for unwinders meanwhile: nothing of the function has run
+  if (site.flags & kSiteSystemCall) return carry_out(interrupted, site);
   if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording)) {
     SiteRegs regs{pc,
                   interrupted->rsp,

@@ -1,5 +1,6 @@
 #include "tests/probe/harness.h"
 
+#include <Zydis/Zydis.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gelf.h>
@@ -22,7 +23,7 @@
 namespace sonde::test {
 namespace {
 
-constexpr uint32_t kSites = 256;
+constexpr uint32_t kSites = 2048;
 
 #define REQUIRE_OR_DIE(condition) \
   ((condition) ? (void)0 : (std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition), std::exit(3)))
@@ -90,10 +91,7 @@ Harness::Harness(Options options) : options_(options) {
   bias_ = map->l_addr;
   agent_symbols() = read_symbols(options.agent_path);
   agent_begin_ = bias_;
-  agent_end_ = bias_;
-  for (auto& [name, value] : agent_symbols())  // its last object is the pool
-    if (bias_ + value + kTrampolines * sizeof(Activation) > agent_end_)
-      agent_end_ = bias_ + value + kTrampolines * sizeof(Activation);
+  agent_end_ = bias_ + agent_symbols()["_end"];
   control_ = reinterpret_cast<AgentControl*>(agent_symbol("sonde_agent_control"));
   entry_ = agent_symbol("sonde_entry");
   trampolines_ = agent_symbol("sonde_trampolines");
@@ -121,31 +119,30 @@ uint64_t Harness::agent_symbol(const std::string& name) const {
   return found == agent_symbols().end() ? 0 : bias_ + found->second;
 }
 
-char* Harness::new_arena(uint64_t near) {
-  // The first free gap below the program that mmap grants as asked.
-  for (uint64_t hint = (near & ~(kArenaBytes - 1)) - (1 << 24); near - hint < 0x60000000; hint -= kArenaBytes) {
+// The arena that detours to code at `address` can be reached from; a new one in the first free gap below that mmap grants.
+Harness::Arena& Harness::arena_near(uint64_t address) {
+  for (Arena& arena : arenas_) {
+    uint64_t distance = address - reinterpret_cast<uint64_t>(arena.begin);
+    if (distance + (1 << 24) < 0x70000000 && arena.used + 128 <= kArenaBytes) return arena;
+  }
+  for (uint64_t hint = (address & ~(kArenaBytes - 1)) - (1 << 24); address - hint < 0x60000000; hint -= kArenaBytes) {
     void* pages = mmap(reinterpret_cast<void*>(hint), kArenaBytes, PROT_READ | PROT_WRITE | PROT_EXEC,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    if (pages != MAP_FAILED) {
-      arena_used_ = 8;
-      std::memcpy(pages, &entry_, 8);
-      return static_cast<char*>(pages);
-    }
+    if (pages == MAP_FAILED) continue;
+    std::memcpy(pages, &entry_, 8);
+    arenas_.push_back({static_cast<char*>(pages), 8});
+    return arenas_.back();
   }
   REQUIRE_OR_DIE(!"no room for detours");
-  return nullptr;
+  std::abort();
 }
 
-uint32_t Harness::hook(void* function, uint32_t flags) {
+uint64_t Harness::write_detour(uint64_t patch, uint32_t site, uint32_t displaced, std::vector<uint32_t> begins,
+                               uint32_t length) {
   using namespace x86_64_detour;
-  auto patch = reinterpret_cast<uint64_t>(function);
-  auto* code = static_cast<unsigned char*>(function);
-  REQUIRE_OR_DIE(std::memcmp(code, "\x90\x90\x90\x90\x90", 5) == 0);
-  if (!arena_) arena_ = new_arena(patch);
-  uint32_t number = session_->site_count;
-  REQUIRE_OR_DIE(number < kSites && arena_used_ + 64 <= kArenaBytes);
-  char* header = arena_ + arena_used_;
-  arena_used_ += 64;
+  Arena& arena = arena_near(patch);
+  char* header = arena.begin + arena.used;
+  arena.used += 64;
   char* detour = header + kHeader;
   auto at = reinterpret_cast<uint64_t>(detour);
   auto put32 = [&](int offset, uint64_t value) {
@@ -154,22 +151,63 @@ uint32_t Harness::hook(void* function, uint32_t flags) {
   };
   std::memcpy(header, &patch, 8);
   std::memcpy(detour, "\x48\x8d\x64\x24\x80\x68", 6);
-  put32(6, number);
+  put32(6, site);
   std::memcpy(detour + kCallOffset, "\xff\x15", 2);
-  put32(kCallOffset + 2, reinterpret_cast<uint64_t>(arena_) - (at + kReturnOffset));
-  std::memcpy(detour + kReturnOffset, "\x48\x8d\xa4\x24\x88\x00\x00\x00\xe9", 9);  // the nops need no copy
-  put32(kResumeOffset + 1, patch + 5 - (at + kResumeOffset + 5));
-  session_sites(session_)[number] = {patch, patch, at + kResumeOffset, flags | kSiteEnabled, 0};
-  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  put32(kCallOffset + 2, reinterpret_cast<uint64_t>(arena.begin) - (at + kReturnOffset));
+  std::memcpy(detour + kReturnOffset, "\x48\x8d\xa4\x24\x88\x00\x00\x00", 8);
+  std::memcpy(detour + kResumeOffset, reinterpret_cast<void*>(patch), displaced);
+  int jump = kResumeOffset + static_cast<int>(displaced);
+  detour[jump] = '\xe9';
+  put32(jump + 1, patch + length - (at + static_cast<uint64_t>(jump) + 5));
+  Detour known{at, at + static_cast<uint64_t>(jump) + 5, patch, site, {}};
+  auto step = [&](int offset, int original, int sp_adjust) {
+    known.steps.push_back({static_cast<uint16_t>(offset), static_cast<int16_t>(original), static_cast<int16_t>(sp_adjust), 0});
+  };
+  step(0, -1, 0), step(kPushOffset, -1, 128), step(kCallOffset, -1, 136), step(kReturnOffset, -1, 136);
+  for (uint32_t begin : begins) step(kResumeOffset + static_cast<int>(begin), static_cast<int>(begin), 0);
+  step(jump, static_cast<int>(length), 0);
+  all_detours_.push_back(known);
   detours_.push_back(at);
+  return at;
+}
 
-  uint64_t page = patch & ~(kPage - 1);
-  REQUIRE_OR_DIE(mprotect(reinterpret_cast<void*>(page), 2 * kPage, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+void Harness::write_code(uint64_t at, const void* bytes, uint64_t count) {
+  auto* page = reinterpret_cast<void*>(at & ~(kPage - 1));
+  REQUIRE_OR_DIE(mprotect(page, 2 * kPage, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+  std::memcpy(reinterpret_cast<void*>(at), bytes, count);
+  REQUIRE_OR_DIE(mprotect(page, 2 * kPage, PROT_READ | PROT_EXEC) == 0);
+}
+
+namespace {
+void write_jump(uint64_t from, uint64_t to, void (*write)(uint64_t, const void*, uint64_t)) {
   unsigned char jump[5] = {0xe9};
-  auto displacement = static_cast<uint32_t>(at - (patch + 5));
+  auto displacement = static_cast<uint32_t>(to - (from + 5));
   std::memcpy(jump + 1, &displacement, 4);
-  std::memcpy(code, jump, 5);
-  REQUIRE_OR_DIE(mprotect(reinterpret_cast<void*>(page), 2 * kPage, PROT_READ | PROT_EXEC) == 0);
+  write(from, jump, 5);
+}
+}  // namespace
+
+uint32_t Harness::hook(void* function, uint32_t flags) {
+  auto patch = reinterpret_cast<uint64_t>(function);
+  REQUIRE_OR_DIE(std::memcmp(function, "\x90\x90\x90\x90\x90", 5) == 0);
+  uint32_t number = session_->site_count;
+  REQUIRE_OR_DIE(number < kSites);
+  uint64_t at = write_detour(patch, number, 0, {}, 5);  // the nops need no copy
+  session_sites(session_)[number] = {patch, patch, at + x86_64_detour::kResumeOffset, flags | kSiteEnabled, 0};
+  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  write_jump(patch, at, write_code);
+  return number;
+}
+
+uint32_t Harness::hook_over(void* function, std::vector<uint32_t> begins, uint32_t length, uint32_t flags) {
+  auto patch = reinterpret_cast<uint64_t>(function);
+  uint32_t number = session_->site_count;
+  REQUIRE_OR_DIE(number < kSites && length >= 5);
+  uint64_t at = write_detour(patch, number, length, begins, length);
+  session_sites(session_)[number] = {patch, patch, at + x86_64_detour::kResumeOffset, flags | kSiteEnabled, 0};
+  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  publish_detours();
+  write_jump(patch, at, write_code);
   return number;
 }
 
@@ -178,25 +216,145 @@ void Harness::install_trap_handler() {
   REQUIRE_OR_DIE(syscall(SYS_rt_sigaction, SIGTRAP, action, &control_->program_trap, 8) == 0);
 }
 
-uint32_t Harness::hook_by_trap(void* function, uint32_t flags) {
-  auto patch = reinterpret_cast<uint64_t>(function);
-  auto* code = static_cast<unsigned char*>(function);
-  REQUIRE_OR_DIE(*code == 0x90);
-  uint32_t number = session_->site_count;
-  session_sites(session_)[number] = {patch, patch, patch + 1, flags | kSiteEnabled, 0};
-  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+void Harness::use_traps() {
   if (traps_.empty()) install_trap_handler();
-  traps_.push_back({patch, number, 0});
+  __atomic_fetch_or(&control_->flags, uint32_t{kControlTraps}, __ATOMIC_RELEASE);
+}
+
+void Harness::add_trap(uint64_t pc, uint32_t site) {
+  traps_.push_back({pc, site, *reinterpret_cast<const uint8_t*>(pc)});
   std::sort(traps_.begin(), traps_.end(), [](const TrapSite& a, const TrapSite& b) { return a.pc < b.pc; });
   auto* table = static_cast<TrapTable*>(std::malloc(sizeof(TrapTable) + traps_.size() * sizeof(TrapSite)));
   table->count = traps_.size();
   std::copy(traps_.begin(), traps_.end(), table->sites);
   __atomic_store_n(&control_->traps, table, __ATOMIC_RELEASE);
-  auto* page = reinterpret_cast<void*>(patch & ~(kPage - 1));
-  REQUIRE_OR_DIE(mprotect(page, kPage, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
-  *code = 0xcc;
-  REQUIRE_OR_DIE(mprotect(page, kPage, PROT_READ | PROT_EXEC) == 0);
+  write_code(pc, "\xcc", 1);
+}
+
+uint32_t Harness::hook_by_trap(void* function, uint32_t flags) {
+  auto patch = reinterpret_cast<uint64_t>(function);
+  REQUIRE_OR_DIE(*static_cast<unsigned char*>(function) == 0x90);
+  uint32_t number = session_->site_count;
+  session_sites(session_)[number] = {patch, patch, patch + 1, flags | kSiteEnabled, 0};
+  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  if (traps_.empty() && !(control_->flags & kControlTraps)) install_trap_handler();
+  add_trap(patch, number);
   return number;
+}
+
+namespace {
+
+// What may move with a system call instruction: cmp $imm32,%rax or %eax, or a nop. Its length, or 0.
+uint32_t movable_behind(const unsigned char* instruction) {
+  if (std::memcmp(instruction + 2, "\x0f\x1f\x00", 3) == 0) return 3;
+  if (std::memcmp(instruction + 2, "\x48\x3d", 2) == 0) return 6;
+  return instruction[2] == 0x3d ? 5 : 0;
+}
+
+struct Decoded {
+  std::vector<uint64_t> system_calls;
+  std::vector<uint64_t> targets;  // of direct branches, sorted
+};
+
+Decoded decode(uint64_t begin, uint64_t end) {
+  ZydisDecoder decoder;
+  ZydisDecoderInit(&decoder, ZYDIS_MACHINE_MODE_LONG_64, ZYDIS_STACK_WIDTH_64);
+  Decoded found;
+  for (uint64_t at = begin; at < end;) {
+    ZydisDecodedInstruction insn;
+    if (!ZYAN_SUCCESS(ZydisDecoderDecodeInstruction(&decoder, nullptr, reinterpret_cast<void*>(at), end - at, &insn))) {
+      at++;
+      continue;
+    }
+    if (insn.mnemonic == ZYDIS_MNEMONIC_SYSCALL) found.system_calls.push_back(at);
+    if (insn.raw.imm[0].is_relative) found.targets.push_back(at + insn.length + static_cast<uint64_t>(insn.raw.imm[0].value.s));
+    at += insn.length;
+  }
+  std::sort(found.targets.begin(), found.targets.end());
+  return found;
+}
+
+}  // namespace
+
+uint32_t Harness::hook_system_call(void* instruction, bool by_trap) {
+  uint32_t number = arm_system_call(instruction, by_trap);
+  publish_detours();
+  return number;
+}
+
+uint32_t Harness::arm_system_call(void* instruction, bool by_trap) {
+  auto patch = reinterpret_cast<uint64_t>(instruction);
+  auto* code = static_cast<const unsigned char*>(instruction);
+  REQUIRE_OR_DIE(std::memcmp(code, "\x0f\x05", 2) == 0);
+  uint32_t number = session_->site_count, behind = by_trap ? 0 : movable_behind(code);
+  REQUIRE_OR_DIE(number < kSites && (by_trap || behind));
+  std::vector<uint32_t> begins{0};
+  if (behind) begins.push_back(2);
+  uint64_t at = write_detour(patch, number, 2 + behind, begins, 2 + behind);
+  session_sites(session_)[number] = {patch, patch, at + x86_64_detour::kResumeOffset,
+                                     kSiteEnabled | kSiteSilent | kSiteSystemCall, 0};
+  __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
+  if (by_trap) add_trap(patch, number);
+  else write_jump(patch, at, write_code);
+  return number;
+}
+
+uint32_t Harness::hook_system_calls_of(const char* library, bool traps) {
+  struct Text {
+    const char* library;
+    uint64_t begin = 0, end = 0;
+  } text{library};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto* wanted = static_cast<Text*>(data);
+        if (!std::strstr(info->dlpi_name, wanted->library)) return 0;
+        for (int i = 0; i < info->dlpi_phnum; i++)
+          if (info->dlpi_phdr[i].p_type == PT_LOAD && info->dlpi_phdr[i].p_flags & PF_X)
+            wanted->begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr, wanted->end = wanted->begin + info->dlpi_phdr[i].p_memsz;
+        return 1;
+      },
+      &text);
+  REQUIRE_OR_DIE(text.begin);
+  static std::map<std::string, Decoded> decoded;  // as the library was before any of it was patched
+  if (!decoded.count(library)) decoded[library] = decode(text.begin, text.end);
+  const Decoded& found = decoded[library];
+  uint32_t hooked = 0;
+  for (uint64_t at : found.system_calls) {
+    auto* code = reinterpret_cast<unsigned char*>(at);
+    if (std::memcmp(code, "\x0f\x05", 2) != 0) continue;  // hooked already
+    if (std::memcmp(code - 7, "\x48\xc7\xc0\x0f\0\0\0", 7) == 0) continue;  // the restorer
+    auto lead_into = std::upper_bound(found.targets.begin(), found.targets.end(), at);
+    bool jump = movable_behind(code) && (lead_into == found.targets.end() || *lead_into >= at + 5);
+    if (!jump && !traps) continue;
+    arm_system_call(code, !jump);
+    hooked++;
+  }
+  publish_detours();
+  return hooked;
+}
+
+void Harness::publish_detours() {
+  auto sorted = all_detours_;
+  std::sort(sorted.begin(), sorted.end(), [](const Detour& a, const Detour& b) { return a.begin < b.begin; });
+  uint64_t steps = 0;
+  for (const Detour& detour : sorted) steps += detour.steps.size();
+  uint64_t detours_at = sizeof(TableArena), steps_at = detours_at + sorted.size() * sizeof(DetourEntry);
+  uint64_t size = steps_at + steps * sizeof(DetourStepEntry);
+  auto* arena = static_cast<TableArena*>(std::calloc(1, size));  // an older one stays: a handler may be reading it
+  static uint64_t generation;
+  arena->size = size, arena->generation = ++generation;
+  arena->detours_offset = detours_at, arena->steps_offset = steps_at;
+  arena->detour_count = static_cast<uint32_t>(sorted.size()), arena->step_count = static_cast<uint32_t>(steps);
+  auto* entry = reinterpret_cast<DetourEntry*>(reinterpret_cast<char*>(arena) + detours_at);
+  auto* step = reinterpret_cast<DetourStepEntry*>(reinterpret_cast<char*>(arena) + steps_at);
+  uint32_t first = 0;
+  for (const Detour& detour : sorted) {
+    auto count = static_cast<uint32_t>(detour.steps.size());
+    *entry++ = {detour.begin, detour.end, detour.patch, detour.site, first, count, 0};
+    step = std::copy(detour.steps.begin(), detour.steps.end(), step);
+    first += count;
+  }
+  __atomic_store_n(&control_->tables, arena, __ATOMIC_RELEASE);
 }
 
 void Harness::enable(uint32_t site, bool on) {

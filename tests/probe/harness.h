@@ -56,6 +56,17 @@ class Harness {
   uint32_t hook(void* function, uint32_t flags = kSiteHijack);
   // The same by a trap on the first of the nops.
   uint32_t hook_by_trap(void* function, uint32_t flags = kSiteHijack);
+  // Displaces the instructions in the function's first `length` bytes, which begin at `begins` and may stand anywhere.
+  uint32_t hook_over(void* function, std::vector<uint32_t> begins, uint32_t length, uint32_t flags = kSiteHijack);
+  // A system call instruction, as kSiteSystemCall: by a jump, which takes the instruction behind it too, or by a trap.
+  uint32_t hook_system_call(void* instruction, bool by_trap);
+  // All of a loaded library: by jumps where the compare with -errno follows and nothing leads to it, the rest by traps
+  // (use_traps first), without them not at all. The number of sites.
+  uint32_t hook_system_calls_of(const char* library, bool traps);
+  // SIGTRAP is the engine's, the program's own view of it is kept up (kControlTraps).
+  void use_traps();
+  // Publishes where detours lie and what they stand for, of all sites so far.
+  void publish_detours();
   void enable(uint32_t site, bool on);
   void enable_all(bool on);
   void set_state(SessionState state);
@@ -69,7 +80,11 @@ class Harness {
 
   bool is_trampoline(uint64_t address) const;
   bool is_agent(uint64_t address) const { return address >= agent_begin_ && address < agent_end_; }
-  bool is_detour(uint64_t address) const { return address - reinterpret_cast<uint64_t>(arena_) < kArenaBytes; }
+  bool is_detour(uint64_t address) const {
+    for (const Arena& arena : arenas_)
+      if (address - reinterpret_cast<uint64_t>(arena.begin) < kArenaBytes) return true;
+    return false;
+  }
   // A symbol of the agent file, hidden ones too; 0: none.
   uint64_t agent_symbol(const std::string& name) const;
   AgentControl* control() const { return control_; }
@@ -78,7 +93,21 @@ class Harness {
   uint64_t site_function(uint32_t site) const { return session_sites(session_)[site].function; }
 
  private:
-  char* new_arena(uint64_t near);
+  struct Arena {
+    char* begin;
+    uint64_t used;
+  };
+  struct Detour {
+    uint64_t begin, end, patch;
+    uint32_t site;
+    std::vector<DetourStepEntry> steps;
+  };
+  Arena& arena_near(uint64_t address);
+  // A detour to a site: its copy of `displaced` bytes, `begins` being where the instructions among them begin.
+  uint64_t write_detour(uint64_t patch, uint32_t site, uint32_t displaced, std::vector<uint32_t> begins, uint32_t length);
+  uint32_t arm_system_call(void* instruction, bool by_trap);
+  void add_trap(uint64_t pc, uint32_t site);
+  static void write_code(uint64_t at, const void* bytes, uint64_t count);
   void install_trap_handler();
   void announce_unwinder(const std::string& path);
 
@@ -86,8 +115,8 @@ class Harness {
   uint64_t agent_begin_ = 0, agent_end_ = 0, bias_ = 0;
   AgentControl* control_ = nullptr;
   SessionHeader* session_ = nullptr;
-  char* arena_ = nullptr;
-  uint64_t arena_used_ = 0;
+  std::vector<Arena> arenas_;
+  std::vector<Detour> all_detours_;
   uint64_t entry_ = 0, trampolines_ = 0;
   std::vector<uint64_t> detours_;
   std::vector<TrapSite> traps_;

@@ -22,6 +22,9 @@
     .equ TRAMPOLINES, 131072       // kTrampolines in core/probe/control.h
     .equ ENTRY_DISTANCE, 0x300000
 
+    .equ NO_TICKS, 4               // kControlNoTicks
+    .equ CONTROL_FLAGS, 48         // kControlFlagsOffset
+
     .section .text.sonde_trampolines, "ax", @progbits
     .balign 64
     .cfi_startproc simple
@@ -82,8 +85,10 @@ sonde_return_common:
     .cfi_def_cfa_offset 88
     // First the slot holds the truth, then the entry may go. Here and not in C++: the rule for the return address changes
     // with the store, and unwinders look up callers at the byte before their pc, that is within the call.
+    testl $NO_TICKS, sonde_agent_control + CONTROL_FLAGS(%rip)
+    jnz 2f
     rdtsc
-    mov 80(%rsp), %rdi             // T
+1:  mov 80(%rsp), %rdi             // T
     mov ENTRY_DISTANCE(%rdi), %rcx // entry.real
     mov %rcx, 80(%rsp)
     .cfi_offset 16, -8
@@ -117,6 +122,10 @@ sonde_return_common:
     lea 8(%rsp), %rsp              // the slot stays intact in the red zone
     .cfi_def_cfa_offset 0
     jmp *-8(%rsp)                  // not `ret`: the return predictor stays paired with the program's calls
+    .cfi_def_cfa_offset 88
+2:  xor %eax, %eax                 // the time stamp counter is forbidden: nothing is recorded
+    xor %edx, %edx
+    jmp 1b
     .size sonde_return_common, . - sonde_return_common
     .cfi_endproc
 

@@ -1,0 +1,66 @@
+#include "core/probe/disarm.h"
+
+#include "core/native/syscall.h"
+#include "core/native/thread_pointer.h"
+#include "core/probe/alternate_stack.h"
+#include "core/probe/safe_read.h"
+#include "core/probe/signal_abi.h"
+#include "core/probe/thread.h"
+#include "core/probe/trap_mask.h"
+
+namespace sonde {
+namespace {
+
+constexpr uint64_t kRead = 1, kWrite = 2, kExecute = 4;  // PROT_*
+constexpr uint8_t kTrapInstruction = 0xcc;
+
+void count(DisarmCause cause) {
+  if (SessionHeader* session = sonde_agent_control.session)
+    __atomic_fetch_add(&session->disarmed[static_cast<unsigned>(cause)], 1, __ATOMIC_RELAXED);
+}
+
+bool protect(uint64_t page, uint64_t protection) {
+  return system_call(__NR_mprotect, page, kPage, protection) == 0;
+}
+
+}  // namespace
+
+void disarm_traps(DisarmCause cause) {
+  const TrapTable* table = __atomic_load_n(&sonde_agent_control.traps, __ATOMIC_ACQUIRE);
+  uint32_t before = __atomic_fetch_or(&sonde_agent_control.flags, uint32_t{kControlDisarmed}, __ATOMIC_RELAXED);
+  if (before & kControlDisarmed || !(before & kControlTraps) || !table) return;
+  for (uint64_t i = 0; i < table->count;) {
+    uint64_t page = table->sites[i].pc & ~(kPage - 1);
+    bool writable = protect(page, kRead | kWrite | kExecute);  // not if its library is gone
+    for (; i < table->count && (table->sites[i].pc & ~(kPage - 1)) == page; i++) {
+      auto* code = reinterpret_cast<uint8_t*>(table->sites[i].pc);
+      if (writable && __atomic_load_n(code, __ATOMIC_RELAXED) == kTrapInstruction)
+        __atomic_store_n(code, static_cast<uint8_t>(table->sites[i].original), __ATOMIC_RELEASE);
+    }
+    if (writable) protect(page, kRead | kExecute);
+  }
+  count(cause);
+}
+
+uint64_t signal_frame_bytes() {
+  uint32_t a = 0xd, b = 0, c = 0, d = 0;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  constexpr uint64_t kWithoutState = sizeof(SignalContext) + sizeof(SignalInfo) + 8 + 64 + 24;  // 64: alignment
+  return kWithoutState + (b > 512 ? b : 512);
+}
+
+void mind_stack_size(uint64_t address) {
+  decltype(SignalContext::stack) stack;
+  if (!traps_in_use() || safe_read(address, &stack, sizeof stack) != sizeof stack) return;
+  if (stack.flags & kStackDisabled || stack.size >= 2 * signal_frame_bytes() + kDeepPathBytes) return;
+  disarm_traps(DisarmCause::small_stack);
+}
+
+void forbid_ticks() {
+  if (sonde_agent_control.flags & kControlTraps) disarm_traps(DisarmCause::no_ticks);
+  else count(DisarmCause::no_ticks);
+  __atomic_fetch_or(&sonde_agent_control.flags, uint32_t{kControlNoTicks}, __ATOMIC_RELAXED);
+  if (void* area = sonde_agent_control.thread_area) retire_thread(area, thread_pointer());
+}
+
+}  // namespace sonde

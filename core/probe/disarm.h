@@ -1,0 +1,19 @@
+// The agent takes the traps out of its process by itself, without the host, where a trap could no longer be survived. Removing
+// a trap byte is safe while other threads run: who has just met it still finds its site. Signal-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "core/event/session.h"
+
+namespace sonde {
+
+void disarm_traps(DisarmCause cause);
+// A stack_t that the program wants as its alternate stack, wherever the pointer may lead: too small for a trap in a handler?
+void mind_stack_size(uint64_t stack);
+// Bytes that the kernel needs for a signal frame on this processor, about; AT_MINSIGSTKSZ says it exactly.
+uint64_t signal_frame_bytes();
+// The calling thread is about to lose the time stamp counter.
+void forbid_ticks();
+
+}  // namespace sonde

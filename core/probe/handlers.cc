@@ -1,0 +1,109 @@
+#include "core/probe/handlers.h"
+
+#include "core/native/thread_pointer.h"
+#include "core/native/ticks.h"
+#include "core/probe/detour_place.h"
+#include "core/probe/trap_mask.h"
+
+namespace sonde {
+namespace {
+
+constexpr uint64_t kBlocksTrap = uint64_t{1} << 63;  // no address has it
+
+// The handler's address, with kBlocksTrap if its action's mask had SIGTRAP; 0: free. Never changed once set.
+uint64_t handlers[kHandlers];
+
+constexpr uint32_t kEntranceStride = 16;
+
+uint64_t entrance(uint32_t index) {
+  return reinterpret_cast<uint64_t>(sonde_handlers) + uint64_t{index} * kEntranceStride;
+}
+
+// The entrance for the handler; 0: all are taken.
+uint64_t find_entrance(uint64_t handler) {
+  for (uint32_t i = 0; i < kHandlers; i++) {
+    uint64_t there = __atomic_load_n(&handlers[i], __ATOMIC_ACQUIRE);
+    if (!there && __atomic_compare_exchange_n(&handlers[i], &there, handler, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+      there = handler;
+    if (there == handler) return entrance(i);
+  }
+  return 0;
+}
+
+// What is to be done after a handler, in Activation::reserved beside the place's sp_adjust.
+constexpr uint32_t kInDetourThen = 1u << 16, kMaskThen = 1u << 17, kWindowThen = 1u << 18;
+
+struct Afterwards {
+  DetourPlace place;
+  uint32_t flags;
+};
+
+bool hook_return(uint64_t* slot, const Afterwards& afterwards) {
+  SessionHeader* session = sonde_agent_control.session;
+  void* area = sonde_agent_control.thread_area;
+  if (!session || !area) return false;
+  ThreadState* thread = find_thread(session, area, thread_pointer());
+  if (!thread) return false;
+  uint32_t index = entry_take(session, thread, false);
+  if (index == kNoEntry) return false;
+  sonde_entries[index] = {*slot, reinterpret_cast<uint64_t>(slot)};
+  Activation& activation = sonde_activations[index];
+  activation.site = kNoSite;
+  activation.link = activation.chain = 0;
+  activation.owner = thread->tid | kHandlerOwner;
+  activation.resume = afterwards.place.pc;
+  activation.reserved = afterwards.flags | static_cast<uint16_t>(afterwards.place.sp_adjust);
+  activation.entry_ticks = ticks();
+  activation.state = EntryState::in_use;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);  // complete before the slot names it
+  __atomic_store_n(slot, trampoline_address(index), __ATOMIC_RELAXED);
+  return true;
+}
+
+[[gnu::noinline]] void prepare(bool blocks_trap, const DetourPlace& place, SignalInfo* info, SignalContext* context,
+                               uint64_t* slot) {
+  Afterwards afterwards{place, place.pc ? kInDetourThen : 0};
+  bool traps = traps_in_use();
+  if (traps) afterwards.flags |= kMaskThen;
+  if (traps && in_exec_window()) afterwards.flags |= kWindowThen;
+  if (!hook_return(slot, afterwards)) return;
+  if (place.pc) show_original(place, context, info);
+  if (traps) enter_handler(context, blocks_trap);
+}
+
+}  // namespace
+
+void wrap_action(KernelSigaction* action) {
+  bool blocks = traps_in_use() && action->mask & kTrapBit;
+  if (traps_in_use()) action->mask &= ~kTrapBit;
+  if (action->handler <= kIgnoreAction || action->handler & kBlocksTrap) return;
+  if (uint64_t at = find_entrance(action->handler | (blocks ? kBlocksTrap : 0))) action->handler = at;
+}
+
+void unwrap_action(KernelSigaction* action) {
+  uint64_t offset = action->handler - reinterpret_cast<uint64_t>(sonde_handlers);
+  if (offset >= uint64_t{kHandlers} * kEntranceStride || offset % kEntranceStride) return;
+  uint64_t handler = __atomic_load_n(&handlers[offset / kEntranceStride], __ATOMIC_ACQUIRE);
+  if (!handler) return;
+  action->handler = handler & ~kBlocksTrap;
+  if (handler & kBlocksTrap) action->mask |= kTrapBit;
+}
+
+void handler_returned(uint32_t entry) {
+  const Activation& activation = sonde_activations[entry];
+  auto* context = reinterpret_cast<SignalContext*>(sonde_entries[entry].slot + 8);
+  if (activation.reserved & kInDetourThen) {
+    DetourPlace place = find_detour_place(activation.resume);
+    if (place.pc) back_to_detour(place, context);
+  }
+  if (activation.reserved & kMaskThen && traps_in_use()) leave_handler(context, activation.reserved & kWindowThen);
+}
+
+extern "C" uint64_t sonde_on_signal(uint64_t handler, SignalInfo* info, SignalContext* context, uint64_t* slot) {
+  uint64_t entry = __atomic_load_n(&handlers[handler], __ATOMIC_ACQUIRE);
+  DetourPlace place = find_detour_place(context->rip);
+  if (__builtin_expect(place.pc || traps_in_use(), 0)) prepare(entry & kBlocksTrap, place, info, context, slot);
+  return entry & ~kBlocksTrap;
+}
+
+}  // namespace sonde
