@@ -45,14 +45,16 @@ void disarm_traps(DisarmCause cause) {
 uint64_t signal_frame_bytes() {
   uint32_t a = 0xd, b = 0, c = 0, d = 0;
   asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  constexpr uint64_t kWithoutState = sizeof(SignalContext) + sizeof(SignalInfo) + 8 + 64 + 24;  // 64: alignment
+  constexpr uint64_t kWithoutState = 1024;  // context, siginfo, alignment; the kernel's own bound is a little lower
   return kWithoutState + (b > 512 ? b : 512);
 }
 
 void mind_stack_size(uint64_t address) {
   decltype(SignalContext::stack) stack;
   if (!traps_in_use() || safe_read(address, &stack, sizeof stack) != sizeof stack) return;
-  if (stack.flags & kStackDisabled || stack.size >= 2 * signal_frame_bytes() + kDeepPathBytes) return;
+  constexpr uint64_t kRefused = 2048;  // smaller than MINSIGSTKSZ: the kernel does not take it
+  if (stack.flags & kStackDisabled || stack.size < kRefused) return;
+  if (stack.size >= 2 * signal_frame_bytes() + kDeepPathBytes) return;
   disarm_traps(DisarmCause::small_stack);
 }
 

@@ -11,7 +11,7 @@ namespace sonde {
 void disarm_traps(DisarmCause cause);
 // A stack_t that the program wants as its alternate stack, wherever the pointer may lead: too small for a trap in a handler?
 void mind_stack_size(uint64_t stack);
-// Bytes that the kernel needs for a signal frame on this processor, about; AT_MINSIGSTKSZ says it exactly.
+// Bytes that the kernel needs at most for a signal frame on this processor: somewhat above AT_MINSIGSTKSZ.
 uint64_t signal_frame_bytes();
 // The calling thread is about to lose the time stamp counter.
 void forbid_ticks();

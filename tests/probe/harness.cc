@@ -17,6 +17,7 @@
 #include <map>
 
 #include "core/isa/x86_64_detour.h"
+#include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/stack_capture.h"
 
@@ -213,7 +214,9 @@ uint32_t Harness::hook_over(void* function, std::vector<uint32_t> begins, uint32
 
 void Harness::install_trap_handler() {
   auto* action = reinterpret_cast<const KernelSigaction*>(agent_symbol("sonde_trap_action"));
-  REQUIRE_OR_DIE(syscall(SYS_rt_sigaction, SIGTRAP, action, &control_->program_trap, 8) == 0);
+  // By an instruction that is no site, as the host does it.
+  REQUIRE_OR_DIE(system_call(SYS_rt_sigaction, SIGTRAP, reinterpret_cast<uint64_t>(action),
+                             reinterpret_cast<uint64_t>(&control_->program_trap), 8) == 0);
 }
 
 void Harness::use_traps() {

@@ -88,9 +88,9 @@ dies_third:
     .cfi_adjust_cfa_offset 8
     .cfi_rel_offset %rbx, 0
     mov %edi, %ebx
+    .globl dies_third_ud2
+dies_third_ud2:
     ud2
-    .globl dies_third_goes_on
-dies_third_goes_on:
     lea 1(%rbx), %eax
     pop %rbx
     .cfi_adjust_cfa_offset -8

@@ -35,7 +35,7 @@ extern "C" {
 void call_plain();
 void call_by_jump();
 void call_by_trap();
-extern char call_plain_site[], call_by_jump_site[], call_by_trap_site[], dies_third_goes_on[];
+extern char call_plain_site[], call_by_jump_site[], call_by_trap_site[], dies_third_ud2[];
 extern uint64_t call_before[16], call_after[16], call_red_zone[2];
 int stores_first(int*);
 int dies_third(int);
@@ -51,6 +51,8 @@ uint64_t random_word() {
   seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
   return seed;
 }
+
+constexpr uint64_t bit(int signal) { return uint64_t{1} << (signal - 1); }
 
 struct Way {
   const char* name;
@@ -154,7 +156,7 @@ void compare_registers(const Way& way) {
       {SYS_getppid},
       {9999},
   };
-  mask = 0x10 | 0x800;
+  mask = 0x800 | (traps_ready() ? 0 : bit(SIGTRAP));  // the plain call would truly block it
   int number = 0;
   for (const auto& call : calls) {
     CAPTURE(way.name);
@@ -304,7 +306,6 @@ void set_mask(uint64_t bits) {
   std::memcpy(&set, &bits, 8);
   sigprocmask(SIG_SETMASK, &set, nullptr);
 }
-constexpr uint64_t bit(int signal) { return uint64_t{1} << (signal - 1); }
 
 std::vector<void*> without_engine() {
   std::vector<void*> left;
@@ -360,7 +361,7 @@ void actions_are_the_programs(int signal) {
   static char alternate[65536], *where;
   stack_t stack{alternate, 0, sizeof alternate};
   sigaltstack(&stack, nullptr);
-  install(signal, [](int, siginfo_t*, void*) { char here; where = &here; }, SA_ONSTACK);
+  install(signal, [](int, siginfo_t*, void*) { where = static_cast<char*>(__builtin_frame_address(0)); }, SA_ONSTACK);
   raise(signal);
   CHECK((where > alternate && where < alternate + sizeof alternate));
   stack.ss_flags = SS_DISABLE;
@@ -382,8 +383,9 @@ TEST_CASE("handlers: a backtrace in a wrapped handler is that of the unhooked pr
   void* warm[8];
   backtrace(warm, 8);
   std::vector<void*> truth;
-  for (volatile int hooked = 0; hooked < 2; hooked = hooked + 1) {
+  for (int hooked = 0; hooked < 2; hooked++) {
     if (hooked) engine();
+    asm volatile("" : "+r"(hooked));  // one copy of the loop: the same return addresses
     install(SIGUSR1, takes_all);
     raise_here();  // the handler interrupts kill() behind its system call, in the detour
     if (!hooked) truth.assign(stack_in_handler, stack_in_handler + stack_depth);
@@ -464,8 +466,8 @@ TEST_CASE("handlers: a displaced instruction that faults has its original addres
       static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] += 2;
     });
     CHECK(dies_third(4) == 5);
-    CHECK(seen_context.uc_mcontext.gregs[REG_RIP] == reinterpret_cast<long long>(dies_third_goes_on - 2));
-    CHECK(seen_info.si_addr == dies_third_goes_on - 2);
+    CHECK(seen_context.uc_mcontext.gregs[REG_RIP] == reinterpret_cast<long long>(dies_third_ud2));
+    CHECK(seen_info.si_addr == dies_third_ud2);
     depth[hooked] = seen_context.uc_mcontext.gregs[REG_RSP];
     if (!hooked) truth[1] = without_engine();
     else CHECK((without_engine() == truth[1]));
@@ -526,4 +528,478 @@ TEST_CASE("handlers: at random times no pc is in a detour, and the program's res
   CHECK(in_agent > 0);
   CHECK(in_displaced > 0);
   MESSAGE(signals, " signals, ", in_displaced, " at displaced instructions, ", in_agent, " in the agent");
+}
+
+// ---- with traps in use: from here on SIGTRAP is never blocked, and the program is not told.
+
+namespace {
+
+// Truly blocked in the calling thread, by the kernel's own account.
+bool kernel_blocks_trap() {
+  char line[256];
+  bool blocked = false;
+  FILE* status = fopen("/proc/thread-self/status", "r");
+  while (fgets(line, sizeof line, status))
+    if (strncmp(line, "SigBlk:", 7) == 0) blocked = strtoull(line + 7, nullptr, 16) & bit(SIGTRAP);
+  fclose(status);
+  return blocked;
+}
+
+uint64_t pending_now() {
+  sigset_t set;
+  sigpending(&set);
+  uint64_t bits;
+  std::memcpy(&bits, &set, 8);
+  return bits;
+}
+
+constexpr uint64_t kAll = ~uint64_t{0} & ~bit(SIGKILL) & ~bit(SIGSTOP) & ~(uint64_t{3} << 31);  // libc keeps 32 and 33
+
+volatile sig_atomic_t traps_taken;
+siginfo_t trap_info;
+uint64_t trap_context_mask, trap_pc, mask_in_trap;
+void takes_trap(int, siginfo_t* info, void* context) {
+  traps_taken = traps_taken + 1;
+  trap_info = *info;
+  auto* interrupted = static_cast<ucontext_t*>(context);
+  std::memcpy(&trap_context_mask, &interrupted->uc_sigmask, 8);
+  trap_pc = static_cast<uint64_t>(interrupted->uc_mcontext.gregs[REG_RIP]);
+  mask_in_trap = mask_now();
+  trapped(1);
+}
+
+// What a program started now finds: its blocked and ignored signals.
+std::string inherited(bool spawn) {
+  int out[2];
+  REQUIRE(pipe(out) == 0);
+  const char* arguments[] = {"sed", "-n", "s/^Sig[BI][lg][kn]:[[:space:]]*//p", "/proc/self/status", nullptr};
+  auto* argv = const_cast<char**>(arguments);
+  pid_t child;
+  if (spawn) {
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    REQUIRE(posix_spawn(&child, "/bin/sed", &actions, nullptr, argv, environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+  } else if ((child = fork()) == 0) {
+    dup2(out[1], 1);
+    execv("/nowhere/sed", argv);  // fails first
+    execv("/bin/sed", argv);
+    _exit(99);
+  }
+  close(out[1]);
+  char text[256];
+  std::string all;
+  for (ssize_t got; (got = read(out[0], text, sizeof text)) > 0;) all.append(text, static_cast<size_t>(got));
+  close(out[0]);
+  int status;
+  waitpid(child, &status, 0);
+  REQUIRE(status == 0);
+  return all;
+}
+// spawn: libc ignores its own two signals in what it spawns.
+std::string masks(bool spawn, uint64_t blocked, uint64_t ignored) {
+  if (spawn) ignored |= bit(32) | bit(33);
+  char text[64];
+  snprintf(text, sizeof text, "%016lx\n%016lx\n", static_cast<unsigned long>(blocked), static_cast<unsigned long>(ignored));
+  return text;
+}
+
+struct Masked {
+  explicit Masked(uint64_t bits) { set_mask(bits); }
+  ~Masked() { set_mask(0); }
+};
+
+}  // namespace
+
+TEST_CASE("traps: registers, results and errors of system calls, by jump and by trap") {
+  engine_with_traps();
+  compare_registers(ways[1]);
+  compare_registers(ways[2]);
+  compare_errors(ways[1]);
+  compare_errors(ways[2]);
+  CHECK_FALSE(kernel_blocks_trap());
+}
+
+TEST_CASE("traps: actions are the program's own, SIGTRAP's too") {
+  engine_with_traps();
+  for (int signal : {SIGUSR1, SIGTERM, SIGRTMIN + 3, SIGTRAP}) actions_are_the_programs(signal);
+  // A child that the engine's handler would keep alive dies as it should.
+  CHECK(exit_of([] { return raise(SIGTRAP), 1; }) == -SIGTRAP);
+  CHECK(exit_of([] { asm volatile("int3"); return 1; }) == -SIGTRAP);
+  signal(SIGTRAP, SIG_IGN);
+  CHECK(exit_of([] { return raise(SIGTRAP), 1; }) == 1);
+  CHECK(exit_of([] { asm volatile("int3"); return 1; }) == -SIGTRAP);
+  signal(SIGTRAP, SIG_DFL);
+}
+
+TEST_CASE("traps: threads that block everything are hit, and read the mask they set") {
+  Harness& harness = engine_with_traps();
+  harness.drain();
+  Masked all(~uint64_t{0});
+  CHECK(mask_now() == kAll);
+  CHECK_FALSE(kernel_blocks_trap());
+  for (int i = 0; i < 100; i++) CHECK(trapped(i) == i + 2);
+  CHECK(harness.drain().calls.size() == 100);
+  sigset_t some, before;
+  sigemptyset(&some), sigaddset(&some, SIGTRAP), sigaddset(&some, SIGUSR1);
+  sigprocmask(SIG_UNBLOCK, &some, &before);
+  CHECK(sigismember(&before, SIGTRAP) == 1);
+  CHECK(mask_now() == (kAll & ~bit(SIGTRAP) & ~bit(SIGUSR1)));
+  sigprocmask(SIG_BLOCK, &some, &before);
+  CHECK(sigismember(&before, SIGTRAP) == 0);
+  CHECK(mask_now() == kAll);
+  // Inherited by a thread, and its own from then on.
+  pthread_t thread;
+  static uint64_t in_thread[2];
+  pthread_create(&thread, nullptr, [](void*) -> void* {
+    in_thread[0] = mask_now();
+    set_mask(0);
+    in_thread[1] = mask_now();
+    trapped(1);
+    return nullptr;
+  }, nullptr);
+  pthread_join(thread, nullptr);
+  CHECK(in_thread[0] == kAll);
+  CHECK(in_thread[1] == 0);
+  CHECK(mask_now() == kAll);
+  // By a forked child.
+  CHECK(exit_of([] {
+    if (mask_now() != kAll) return 2;
+    for (int i = 0; i < 100; i++)
+      if (trapped(i) != i + 2) return 3;
+    set_mask(0);
+    return mask_now() == 0 ? 42 : 4;
+  }) == 42);
+  // A vfork child changes only its own.
+  pid_t child = vfork();
+  if (child == 0) {
+    set_mask(0);
+    _exit(mask_now() == 0 && trapped(3) == 5 ? 43 : 1);
+  }
+  int status;
+  waitpid(child, &status, 0);
+  CHECK(WEXITSTATUS(status) == 43);
+  CHECK(mask_now() == kAll);
+}
+
+TEST_CASE("traps: a SIGTRAP that is blocked is pending, and comes when it is unblocked") {
+  engine_with_traps();
+  install(SIGTRAP, takes_trap);
+  traps_taken = 0;
+  set_mask(bit(SIGTRAP) | bit(SIGUSR2));
+  CHECK((pending_now() & bit(SIGTRAP)) == 0);
+  raise(SIGTRAP), raise(SIGTRAP);
+  CHECK(traps_taken == 0);
+  CHECK(pending_now() == bit(SIGTRAP));
+  CHECK(exit_of([] { return pending_now() == 0 ? 42 : 1; }) == 42);  // a child inherits no pending signal
+  set_mask(bit(SIGUSR2));
+  CHECK(traps_taken == 1);
+  CHECK(trap_info.si_code == SI_TKILL);
+  CHECK(trap_info.si_pid == getpid());
+  CHECK(trap_context_mask == bit(SIGUSR2));
+  CHECK(mask_in_trap == (bit(SIGTRAP) | bit(SIGUSR2)));
+  CHECK(pending_now() == 0);
+  set_mask(0);
+  // Waited for.
+  set_mask(bit(SIGTRAP));
+  sigset_t trap;
+  sigemptyset(&trap), sigaddset(&trap, SIGTRAP);
+  timespec zero{}, long_time{20, 0};
+  CHECK(sigtimedwait(&trap, nullptr, &zero) == -1);
+  CHECK(errno == EAGAIN);
+  sigval value;
+  value.sival_int = 4711;
+  sigqueue(getpid(), SIGTRAP, value);
+  siginfo_t info;
+  CHECK(sigtimedwait(&trap, &info, &long_time) == SIGTRAP);
+  CHECK(info.si_value.sival_int == 4711);
+  CHECK(info.si_code == SI_QUEUE);
+  CHECK(mask_now() == bit(SIGTRAP));
+  CHECK(pending_now() == 0);
+  CHECK(traps_taken == 1);
+  // sigsuspend and ppoll let it in.
+  raise(SIGTRAP);
+  sigset_t none;
+  sigemptyset(&none);
+  CHECK(sigsuspend(&none) == -1);
+  CHECK(errno == EINTR);
+  CHECK(traps_taken == 2);
+  CHECK(mask_now() == bit(SIGTRAP));
+  raise(SIGTRAP);
+  CHECK(ppoll(nullptr, 0, &long_time, &none) == -1);
+  CHECK(errno == EINTR);
+  CHECK(traps_taken == 3);
+  // Dropped when it is ignored.
+  raise(SIGTRAP);
+  signal(SIGTRAP, SIG_IGN);
+  CHECK(pending_now() == 0);
+  install(SIGTRAP, takes_trap);
+  set_mask(0);
+  CHECK(traps_taken == 3);
+  // A trap instruction in a thread that blocks SIGTRAP kills.
+  CHECK(exit_of([] {
+    set_mask(bit(SIGTRAP));
+    asm volatile("int3");
+    return 1;
+  }) == -SIGTRAP);
+  signal(SIGTRAP, SIG_DFL);
+}
+
+TEST_CASE("traps: masks while waiting, and what handlers see and leave in their context") {
+  engine_with_traps();
+  static uint64_t inside, context_mask;
+  static bool leaves_blocked, leaves_open;
+  leaves_blocked = leaves_open = false;
+  install(SIGUSR1, [](int, siginfo_t*, void* context) {
+    inside = mask_now();
+    auto* interrupted = static_cast<ucontext_t*>(context);
+    std::memcpy(&context_mask, &interrupted->uc_sigmask, 8);
+    trapped(1);
+    if (leaves_blocked) sigaddset(&interrupted->uc_sigmask, SIGTRAP);
+    if (leaves_open) sigdelset(&interrupted->uc_sigmask, SIGTRAP);
+  });
+  constexpr uint64_t both = bit(SIGTRAP) | bit(SIGUSR1), trap = bit(SIGTRAP);
+  auto set_of = [](uint64_t bits) {
+    sigset_t set;
+    sigemptyset(&set);
+    std::memcpy(&set, &bits, 8);
+    return set;
+  };
+  timespec long_time{20, 0};
+  // {mask before, mask while waiting}
+  const uint64_t cases[][2] = {{both, 0}, {both, trap}, {bit(SIGUSR1), trap}, {bit(SIGUSR1), 0}};
+  for (auto& c : cases) {
+    for (int how = 0; how < 4; how++) {
+      CAPTURE(c[0]);
+      CAPTURE(c[1]);
+      CAPTURE(how);
+      set_mask(c[0]);
+      raise(SIGUSR1);
+      inside = context_mask = 99;
+      sigset_t set = set_of(c[1]);
+      int result = -2;
+      epoll_event event;
+      int poller = epoll_create1(0);
+      if (how == 0) result = sigsuspend(&set);
+      if (how == 1) result = ppoll(nullptr, 0, &long_time, &set);
+      if (how == 2) result = pselect(0, nullptr, nullptr, nullptr, &long_time, &set);
+      if (how == 3) result = epoll_pwait(poller, &event, 1, 20000, &set);
+      CHECK(result == -1);
+      CHECK(errno == EINTR);
+      close(poller);
+      CHECK(inside == (c[1] | bit(SIGUSR1)));
+      CHECK(context_mask == c[0]);
+      CHECK(mask_now() == c[0]);
+      CHECK_FALSE(kernel_blocks_trap());
+      CHECK(trapped(1) == 3);
+    }
+  }
+  set_mask(trap);
+  raise(SIGUSR1);
+  CHECK(inside == both);
+  CHECK(context_mask == trap);
+  CHECK(mask_now() == trap);
+  leaves_open = true;
+  raise(SIGUSR1);
+  CHECK(mask_now() == 0);
+  leaves_open = false, leaves_blocked = true;
+  raise(SIGUSR1);
+  CHECK(context_mask == 0);
+  CHECK(mask_now() == trap);
+  CHECK_FALSE(kernel_blocks_trap());
+  CHECK(trapped(1) == 3);
+  set_mask(0);
+  leaves_blocked = false;
+  // siglongjmp restores the mask of sigsetjmp.
+  install(SIGUSR1, [](int, siginfo_t*, void*) { siglongjmp(back, 1); }, 0, trap);
+  for (uint64_t before : {uint64_t{0}, trap}) {
+    set_mask(before);
+    if (!sigsetjmp(back, 1)) raise(SIGUSR1);
+    CHECK(mask_now() == before);
+    if (!sigsetjmp(back, 0)) raise(SIGUSR1);
+    CHECK(mask_now() == both);
+    CHECK(trapped(1) == 3);
+  }
+  set_mask(0);
+  signal(SIGUSR1, SIG_DFL);
+}
+
+TEST_CASE("traps: what is started inherits the mask and the disposition that the program set") {
+  engine_with_traps();
+  for (bool spawn : {false, true}) {
+    CAPTURE(spawn);
+    CHECK(inherited(spawn) == masks(spawn, 0, 0));
+    {
+      Masked all(~uint64_t{0});
+      CHECK(inherited(spawn) == masks(spawn, kAll, 0));
+      CHECK(mask_now() == kAll);
+    }
+    signal(SIGTRAP, SIG_IGN);
+    CHECK(inherited(spawn) == masks(spawn, 0, bit(SIGTRAP)));
+    CHECK(trapped(1) == 3);
+    install(SIGTRAP, takes_trap);
+    set_mask(bit(SIGTRAP));
+    CHECK(inherited(spawn) == masks(spawn, bit(SIGTRAP), 0));
+    CHECK((installed(SIGTRAP).sa_sigaction == takes_trap));
+    set_mask(0);
+    signal(SIGTRAP, SIG_DFL);
+  }
+  // A child that shares the memory changes only its own action.
+  install(SIGTRAP, takes_trap);
+  pid_t child = vfork();
+  if (child == 0) {
+    signal(SIGTRAP, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
+    const char* arguments[] = {"sh", "-c", "test $(sed -n 's/^SigIgn:.*\\(...\\)$/\\1/p' /proc/$$/status) = 210", nullptr};
+    execv("/bin/sh", const_cast<char**>(arguments));
+    _exit(9);
+  }
+  int status;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+  CHECK((installed(SIGTRAP).sa_sigaction == takes_trap));
+  CHECK((installed(SIGUSR1).sa_handler == SIG_DFL));
+  traps_taken = 0;
+  asm volatile("int3");
+  CHECK(traps_taken == 1);
+  CHECK(trap_info.si_code == SI_KERNEL);
+  signal(SIGTRAP, SIG_DFL);
+}
+
+TEST_CASE("traps: many threads under a storm of signals change masks, trap and start threads") {
+  Harness& harness = engine_with_traps();
+  harness.drain();
+  static volatile bool stop;
+  static long wrong;
+  wrong = 0;
+  stop = false;
+  install(SIGUSR1, [](int, siginfo_t*, void* context) {
+    auto pc = static_cast<uint64_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+    if (the_harness().is_detour(pc)) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+    uint64_t before = mask_now();
+    set_mask(~uint64_t{0});
+    if (trapped(1) != 3) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+    set_mask(before);
+  }, SA_RESTART);
+  auto work = [](void*) -> void* {
+    for (long i = 0; !stop; i++) {
+      uint64_t mask = i % 3 ? bit(SIGTRAP) : 0;
+      set_mask(mask);
+      if (trapped(1) != 3) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+      if (mask_now() != mask) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+    }
+    return nullptr;
+  };
+  pthread_t threads[3];
+  for (pthread_t& thread : threads) pthread_create(&thread, nullptr, work, nullptr);
+  for (int i = 0; i < 500; i++) {
+    pthread_kill(threads[i % 3], SIGUSR1);
+    if (i % 10 == 0) {
+      pthread_t brief;
+      pthread_create(&brief, nullptr, [](void*) -> void* { return trapped(1) == 3 ? nullptr : &wrong; }, nullptr);
+      void* result;
+      pthread_join(brief, &result);
+      if (result) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+    }
+    if (i % 100 == 0) {
+      if (exit_of([] { return trapped(1) == 3 ? 42 : 1; }) != 42) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+      harness.drain();
+    }
+    usleep(200);
+  }
+  stop = true;
+  for (pthread_t& thread : threads) pthread_join(thread, nullptr);
+  CHECK(wrong == 0);
+  signal(SIGUSR1, SIG_DFL);
+}
+
+// ---- the agent takes the traps out by itself. In forked children: they stay in the test.
+
+namespace {
+uint32_t disarmed(DisarmCause cause) { return the_harness().session()->disarmed[static_cast<unsigned>(cause)]; }
+bool trap_stands(void* function) { return *static_cast<volatile unsigned char*>(function) == 0xcc; }
+SONDE_HOOKABLE int locks_in(int how) {
+  if (how == 0) return prctl(PR_SET_SECCOMP, 1, 0, 0, 0);
+  if (how == 1) return static_cast<int>(syscall(SYS_seccomp, 0, 0, nullptr));
+  return prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0);
+}
+bool trap_stands() { return trap_stands(reinterpret_cast<void*>(trapped)) && trap_stands(call_by_trap_site); }
+}  // namespace
+
+TEST_CASE("disarming: an alternate stack without room for a second frame") {
+  engine_with_traps();
+  CHECK(trap_stands());
+  uint32_t before = disarmed(DisarmCause::small_stack);
+  CHECK(exit_of([] {
+    static char memory[65536];
+    stack_t large{memory, 0, sizeof memory}, small{memory, 0, 8192}, off{nullptr, SS_DISABLE, 0};
+    sigaltstack(&large, nullptr);
+    if (!trap_stands()) return 1;
+    sigaltstack(&off, nullptr);
+    if (!trap_stands()) return 2;
+    sigaltstack(&small, nullptr);
+    if (trap_stands(reinterpret_cast<void*>(trapped)) || trap_stands(call_by_trap_site)) return 3;
+    stack_t now;
+    sigaltstack(nullptr, &now);
+    if (now.ss_sp != memory || now.ss_size != 8192) return 4;
+    return trapped(1) == 3 ? 42 : 5;
+  }) == 42);
+  CHECK(disarmed(DisarmCause::small_stack) == before + 1);
+  CHECK(trap_stands());
+  unsigned long said = getauxval(AT_MINSIGSTKSZ);
+  auto* asked = reinterpret_cast<uint64_t (*)()>(the_harness().agent_symbol("_ZN5sonde18signal_frame_bytesEv"));
+  REQUIRE(the_harness().is_agent(word(reinterpret_cast<void*>(asked))));
+  CHECK(asked() >= said);
+  CHECK(asked() <= said + 1024);
+}
+
+TEST_CASE("disarming: a seccomp filter that allows no more than it must") {
+  engine_with_traps();
+  uint32_t before = disarmed(DisarmCause::seccomp);
+  // Everything but what the child does afterwards kills it: no rt_sigreturn, no gettid, nothing of the agent's.
+  CHECK(exit_of([] {
+    struct Filter {
+      uint16_t code;
+      uint8_t yes, no;
+      uint32_t k;
+    } filter[] = {{0x20, 0, 0, 0}, {0x15, 2, 0, SYS_exit_group}, {0x15, 1, 0, SYS_rt_sigprocmask}, {0x06, 0, 0, 0x80000000},
+                  {0x06, 0, 0, 0x7fff0000}};
+    struct {
+      uint16_t length;
+      Filter* filter;
+    } program{5, filter};
+    set_mask(bit(SIGTRAP));
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (prctl(PR_SET_SECCOMP, 2, &program, 0, 0)) return 1;
+    if (trap_stands(reinterpret_cast<void*>(trapped))) return 2;
+    if (mask_now() != bit(SIGTRAP)) return 3;
+    for (int i = 0; i < 100; i++)
+      if (trapped(i) != i + 2) return 4;
+    return 42;
+  }) == 42);
+  CHECK(disarmed(DisarmCause::seccomp) == before + 1);
+}
+
+TEST_CASE("disarming: strict mode and PR_SET_TSC, inside a hooked call") {
+  Harness& harness = engine_with_traps();
+  harness.hook(reinterpret_cast<void*>(locks_in));
+  for (int how = 0; how < 3; how++) {
+    CAPTURE(how);
+    uint32_t before = disarmed(DisarmCause::no_ticks);
+    harness.drain();
+    int status = status_of([&] {
+      trapped(1);
+      int result = locks_in(how);
+      int sum = 0;
+      for (int i = 0; i < 100; i++) sum += trapped(i) == i + 2;
+      syscall(SYS_exit, result == 0 && sum == 100 ? 42 : 1);
+      return 0;
+    });
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 42));
+    CHECK(disarmed(DisarmCause::no_ticks) == before + 1);
+    size_t calls = harness.drain().calls.size();
+    CHECK(calls >= 1);
+    CHECK(calls <= 2);
+  }
 }
