@@ -42,6 +42,7 @@ std::optional<AgentView> view_agent(const LoadedImage& loaded) {
           {{loaded.to_target(hit->function->range.begin), loaded.to_target(hit->function->range.end)}, kind});
   };
   add("sonde_entry", SpecialKind::entry_trampoline);
+  add("sonde_leave_system_call", SpecialKind::entry_trampoline);
   add("sonde_trap", SpecialKind::trap_handler);
   add("sonde_return_common", SpecialKind::return_common);
   view.specials.push_back({{view.trampolines, view.trampolines + int64_t{kTrampolines} * kTrampolineStride},
