@@ -8,8 +8,8 @@
 namespace sonde {
 
 struct DetourPlace {
-  uint64_t pc = 0;      // in the detour; 0: in none
-  uint64_t shown = 0;   // what it stands for
+  uint64_t pc = 0;  // in the detour; 0: in none
+  uint64_t shown = 0;  // what it stands for
   int64_t sp_adjust = 0;  // sp in the detour + sp_adjust = sp at `shown`
 };
 

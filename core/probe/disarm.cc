@@ -19,9 +19,7 @@ void count(DisarmCause cause) {
     __atomic_fetch_add(&session->disarmed[static_cast<unsigned>(cause)], 1, __ATOMIC_RELAXED);
 }
 
-bool protect(uint64_t page, uint64_t protection) {
-  return system_call(__NR_mprotect, page, kPage, protection) == 0;
-}
+bool protect(uint64_t page, uint64_t protection) { return system_call(__NR_mprotect, page, kPage, protection) == 0; }
 
 }  // namespace
 

@@ -161,7 +161,6 @@ void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uin
   return !(flags & kSiteSilent);
 }
 
-
 constexpr uint64_t kStatusFlags = 0x8d5, kLahfFlags = 0xd5, kOverflow = 0x800;  // OF SF ZF AF PF CF
 
 // What the processor had in its flags register at the site.

@@ -10,7 +10,9 @@
 namespace sonde {
 
 void lock_in(bool strict, SignalContext* context) {
-  if (traps_in_use()) {
+  // Not traps_in_use(): a site on prctl() itself may have told already that no more calls are to be made.
+  uint32_t flags = __atomic_load_n(&sonde_agent_control.flags, __ATOMIC_RELAXED);
+  if ((flags & (kControlTraps | kControlDisarmed)) == kControlTraps) {
     if (!strict) disarm_traps(DisarmCause::seccomp);
     // The kernel gets the thread's true mask: nothing is done behind the program's back any more.
     uint64_t trap = kTrapBit;

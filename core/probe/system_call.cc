@@ -76,9 +76,7 @@ int64_t change_context_mask(SignalContext* context, bool blocked, uint64_t how, 
   uint64_t before = context->mask | (blocked ? kTrapBit : 0);
   if (set) {
     uint64_t wanted = *set & ~kUnblockable & ~kTrapBit;
-    context->mask = how == kBlock     ? context->mask | wanted
-                    : how == kUnblock ? context->mask & ~wanted
-                                      : wanted;
+    context->mask = how == kBlock ? context->mask | wanted : how == kUnblock ? context->mask & ~wanted : wanted;
   }
   if (!old) return 0;
   int64_t result = system_call(__NR_rt_sigprocmask, kBlock, 0, old, kMaskBytes);
@@ -230,7 +228,7 @@ int64_t replace_program(const ProgramCall& call) {
 // ---- what the agent must refrain from
 
 constexpr uint64_t kSetSeccomp = 22, kSetTsc = 26;  // PR_SET_SECCOMP, PR_SET_TSC
-constexpr uint64_t kStrict = 1, kTscFaults = 2;     // SECCOMP_MODE_STRICT, PR_TSC_SIGSEGV
+constexpr uint64_t kStrict = 1, kTscFaults = 2;  // SECCOMP_MODE_STRICT, PR_TSC_SIGSEGV
 constexpr uint64_t kOperationStrict = 0, kOperationFilter = 1;  // SECCOMP_SET_MODE_*
 
 void refrain(const ProgramCall& call) {
@@ -282,7 +280,10 @@ bool mind_system_call(const ProgramCall& call, int64_t* result) {
     case __NR_prctl:
     case __NR_seccomp: return refrain(call), false;
     case __NR_exit: return forget_trap_mask(), false;
-    default: return owner_pid(), false;  // a child is about to be made: whose memory it shares or copies must be known
+    case __NR_exit_group:
+      if (is_sharing_child()) forget_trap_mask();
+      return false;
+    default: return owner_pid(), trap_mask(), false;  // a child is about to be made, and will look for its parent's
   }
 }
 

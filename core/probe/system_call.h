@@ -41,6 +41,7 @@ inline bool is_minded(uint64_t number) {
     case __NR_execve:
     case __NR_execveat:
     case __NR_exit:
+    case __NR_exit_group:
     case __NR_clone:
     case __NR_clone3:
     case __NR_fork:

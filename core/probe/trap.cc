@@ -15,9 +15,8 @@ constexpr int32_t kFromKernel = 0x80;  // SI_KERNEL: what a trap instruction giv
 
 void carry_out(SignalContext* context, const Site& site) {
   uint64_t flags = context->eflags & ~uint64_t{0x10000};  // RF
-  ProgramCall call{context->rax,
-                   {context->rdi, context->rsi, context->rdx, context->r10, context->r8, context->r9},
-                   context};
+  ProgramCall call{
+      context->rax, {context->rdi, context->rsi, context->rdx, context->r10, context->r8, context->r9}, context};
   int64_t result;
   if (!is_minded(call.number) || !mind_system_call(call, &result)) {
     __atomic_store_n(&context->rip, site.resume, __ATOMIC_RELAXED);
@@ -55,8 +54,7 @@ const TrapSite* find_trap(const TrapTable* table, uint64_t pc) {
 extern "C" void sonde_trap(int, SignalInfo* info, SignalContext* interrupted) {
   uint64_t pc = interrupted->rip - 1;
   const TrapSite* trap = nullptr;
-  if (info->code == kFromKernel)
-    trap = find_trap(__atomic_load_n(&sonde_agent_control.traps, __ATOMIC_ACQUIRE), pc);
+  if (info->code == kFromKernel) trap = find_trap(__atomic_load_n(&sonde_agent_control.traps, __ATOMIC_ACQUIRE), pc);
   if (!trap) return forward_trap(info, interrupted);
   SessionHeader* session = sonde_agent_control.session;
   const Site& site = session_sites(session)[trap->site];

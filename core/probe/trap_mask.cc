@@ -20,18 +20,20 @@ static_assert(kStates == 1u << 13);
 uint32_t own_tid() { return static_cast<uint32_t>(system_call(__NR_gettid)); }
 uint32_t own_pid() { return static_cast<uint32_t>(system_call(__NR_getpid)); }
 
+constexpr uint32_t kClaimed = ~0u;  // tid of a state that is being filled in
+
 bool is_alive(const TrapMask& state) {
   constexpr int64_t kNoSuchProcess = -3;
-  return system_call(__NR_tgkill, state.pid, state.tid, 0) != kNoSuchProcess;
+  return state.tid == kClaimed || system_call(__NR_tgkill, state.pid, state.tid, 0) != kNoSuchProcess;
 }
 
-bool claim(TrapMask& state, uint32_t expected, uint32_t tid) {
-  return __atomic_compare_exchange_n(&state.tid, &expected, tid, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+bool claim(TrapMask& state, uint32_t expected) {
+  return __atomic_compare_exchange_n(&state.tid, &expected, kClaimed, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
 struct Found {
   TrapMask* own = nullptr;
-  TrapMask* parent = nullptr;  // of another process, with the same thread pointer
+  TrapMask* parent = nullptr;  // of the parent process, with the same thread pointer
 };
 
 Found look_up(uint64_t key, uint32_t tid, uint32_t pid) {
@@ -41,13 +43,13 @@ Found look_up(uint64_t key, uint32_t tid, uint32_t pid) {
     TrapMask& state = states[(place_of(key) + i) % kStates];
     uint64_t there = __atomic_load_n(&state.thread_pointer, __ATOMIC_ACQUIRE);
     if (!there) break;
-    if (there != key || !state.tid) continue;
+    if (there != key || !state.tid || state.tid == kClaimed) continue;
     if (state.tid == tid && state.pid == pid) {
       found.own = &state;
       return found;
     }
-    if (state.pid == pid) continue;  // a thread that is gone
-    if (!found.parent) found.parent = &state;
+    // Others are of threads that are gone, or of children that shared this memory.
+    if (state.pid == pid) continue;
     if (!parent_pid) parent_pid = static_cast<uint32_t>(system_call(__NR_getppid));
     if (state.pid == parent_pid) found.parent = &state;
   }
@@ -55,13 +57,13 @@ Found look_up(uint64_t key, uint32_t tid, uint32_t pid) {
 }
 
 // A place for a new state: a free one, or that of a thread that is gone.
-TrapMask* take_place(uint64_t key, uint32_t tid) {
+TrapMask* take_place(uint64_t key) {
   for (bool crowded : {false, true}) {
     for (uint32_t i = 0; i < kProbed; i++) {
       TrapMask& state = states[(place_of(key) + i) % kStates];
       uint32_t there = __atomic_load_n(&state.tid, __ATOMIC_ACQUIRE);
       bool usable = !there || ((crowded || state.thread_pointer == key) && !is_alive(state));
-      if (usable && claim(state, there, tid)) return &state;
+      if (usable && claim(state, there)) return &state;
     }
   }
   return nullptr;
@@ -91,8 +93,7 @@ void write_shared_action(const KernelSigaction& action) {
   }
   sonde_agent_control.program_trap = action;
   __atomic_store_n(&action_sequence, (sequence | 1) + 1, __ATOMIC_RELEASE);
-  if (may_block)
-    system_call(__NR_rt_sigprocmask, kSetMask, reinterpret_cast<uint64_t>(&before), 0, kMaskBytes);
+  if (may_block) system_call(__NR_rt_sigprocmask, kSetMask, reinterpret_cast<uint64_t>(&before), 0, kMaskBytes);
 }
 
 KernelSigaction read_shared_action() {
@@ -117,12 +118,17 @@ TrapMask* trap_mask(bool make) {
   if (found.own) return found.own;
   bool blocked = found.parent && blocked_before(*found.parent);
   if (!make && !blocked) return nullptr;
-  TrapMask* state = take_place(key, tid);
+  TrapMask* state = take_place(key);
   if (!state) return nullptr;
   state->pid = pid;
   state->blocked = blocked;
   state->waiting = state->saved = state->window = state->held = state->own_action = false;
   __atomic_store_n(&state->thread_pointer, key, __ATOMIC_RELEASE);
+  if (TrapMask* own = look_up(key, tid, pid).own) {  // a handler came in between and made one
+    __atomic_store_n(&state->tid, 0, __ATOMIC_RELEASE);
+    return own;
+  }
+  __atomic_store_n(&state->tid, tid, __ATOMIC_RELEASE);
   return state;
 }
 

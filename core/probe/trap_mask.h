@@ -19,9 +19,9 @@ struct TrapMask {
   uint32_t pid;
   bool blocked;  // the program blocks SIGTRAP
   bool waiting;  // in a call that has a mask of its own (sigsuspend, ppoll): `blocked` is by that mask,
-  bool saved;    // and this the state before
-  bool window;   // about to exec: the kernel has the true mask
-  bool held;     // `pending` is a SIGTRAP that waits
+  bool saved;  // and this the state before
+  bool window;  // about to exec: the kernel has the true mask
+  bool held;  // `pending` is a SIGTRAP that waits
   bool own_action;  // of a child that shares memory: `action` instead of AgentControl::program_trap
   KernelSigaction action;
   SignalInfo pending;

@@ -109,7 +109,11 @@ void Harness::announce_unwinder(const std::string& path) {
   auto symbols = read_symbols(path);
   uint64_t bias = _r_debug.r_map->l_addr;
   auto at = [&](const char* name) { return symbols.count(name) ? symbols[name] + bias : 0; };
-  control_->unwinders[0] = {bias, bias + symbols["_end"], at("_Unwind_GetIP"), at("_Unwind_SetIP"), at("_Unwind_SetGR"),
+  control_->unwinders[0] = {bias,
+                            bias + symbols["_end"],
+                            at("_Unwind_GetIP"),
+                            at("_Unwind_SetIP"),
+                            at("_Unwind_SetGR"),
                             at("_Unwind_Resume")};
   REQUIRE_OR_DIE(control_->unwinders[0].resume);
   control_->unwinder_count = 1;
@@ -162,7 +166,8 @@ uint64_t Harness::write_detour(uint64_t patch, uint32_t site, uint32_t displaced
   put32(jump + 1, patch + length - (at + static_cast<uint64_t>(jump) + 5));
   Detour known{at, at + static_cast<uint64_t>(jump) + 5, patch, site, {}};
   auto step = [&](int offset, int original, int sp_adjust) {
-    known.steps.push_back({static_cast<uint16_t>(offset), static_cast<int16_t>(original), static_cast<int16_t>(sp_adjust), 0});
+    known.steps.push_back(
+        {static_cast<uint16_t>(offset), static_cast<int16_t>(original), static_cast<int16_t>(sp_adjust), 0});
   };
   step(0, -1, 0), step(kPushOffset, -1, 128), step(kCallOffset, -1, 136), step(kReturnOffset, -1, 136);
   for (uint32_t begin : begins) step(kResumeOffset + static_cast<int>(begin), static_cast<int>(begin), 0);
@@ -270,7 +275,8 @@ Decoded decode(uint64_t begin, uint64_t end) {
       continue;
     }
     if (insn.mnemonic == ZYDIS_MNEMONIC_SYSCALL) found.system_calls.push_back(at);
-    if (insn.raw.imm[0].is_relative) found.targets.push_back(at + insn.length + static_cast<uint64_t>(insn.raw.imm[0].value.s));
+    if (insn.raw.imm[0].is_relative)
+      found.targets.push_back(at + insn.length + static_cast<uint64_t>(insn.raw.imm[0].value.s));
     at += insn.length;
   }
   std::sort(found.targets.begin(), found.targets.end());
@@ -313,7 +319,8 @@ uint32_t Harness::hook_system_calls_of(const char* library, bool traps) {
         if (!std::strstr(info->dlpi_name, wanted->library)) return 0;
         for (int i = 0; i < info->dlpi_phnum; i++)
           if (info->dlpi_phdr[i].p_type == PT_LOAD && info->dlpi_phdr[i].p_flags & PF_X)
-            wanted->begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr, wanted->end = wanted->begin + info->dlpi_phdr[i].p_memsz;
+            wanted->begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr,
+            wanted->end = wanted->begin + info->dlpi_phdr[i].p_memsz;
         return 1;
       },
       &text);
@@ -386,10 +393,13 @@ Records Harness::drain() {
       REQUIRE_OR_DIE(words != 0 && head + words * 8 <= tail);
       switch (record_type(word[0])) {
         case RecordType::call:
-          records.calls.push_back({site, static_cast<ExitKind>(record_kind(word[0])), record_high(word[0]), word[1], word[2], ring->tid});
+          records.calls.push_back(
+              {site, static_cast<ExitKind>(record_kind(word[0])), record_high(word[0]), word[1], word[2], ring->tid});
           break;
         case RecordType::entry: records.entries.push_back({site, record_high(word[0]), word[1]}); break;
-        case RecordType::stack: records.stacks.push_back({site, word[1], {word + kStackHeaderWords, word + words}}); break;
+        case RecordType::stack:
+          records.stacks.push_back({site, word[1], {word + kStackHeaderWords, word + words}});
+          break;
         default: records.holes++;
       }
       head += uint64_t{words} * 8;

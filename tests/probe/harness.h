@@ -75,7 +75,7 @@ class Harness {
   Records drain();
   uint64_t lost(LossCause cause) const;  // over all sites
   uint64_t lost_no_thread_state() const { return session_->lost_no_thread_state; }
-  uint64_t calls_begun() const;          // over all rings
+  uint64_t calls_begun() const;  // over all rings
   uint32_t rings_taken() const;
 
   bool is_trampoline(uint64_t address) const;
@@ -104,7 +104,8 @@ class Harness {
   };
   Arena& arena_near(uint64_t address);
   // A detour to a site: its copy of `displaced` bytes, `begins` being where the instructions among them begin.
-  uint64_t write_detour(uint64_t patch, uint32_t site, uint32_t displaced, std::vector<uint32_t> begins, uint32_t length);
+  uint64_t write_detour(uint64_t patch, uint32_t site, uint32_t displaced, std::vector<uint32_t> begins,
+                        uint32_t length);
   uint32_t arm_system_call(void* instruction, bool by_trap);
   void add_trap(uint64_t pc, uint32_t site);
   static void write_code(uint64_t at, const void* bytes, uint64_t count);

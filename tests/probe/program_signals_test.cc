@@ -204,8 +204,8 @@ void compare_errors(const Way& way) {
   uint64_t only_read = word(constant);
   timespec zero{};
   uint64_t pair[2] = {bad, 8}, short_pair[2] = {word(good), 4};
-  for (uint64_t signal : {uint64_t{SIGUSR1}, uint64_t{SIGTRAP}, uint64_t{0}, uint64_t{65}, ~uint64_t{0}, uint64_t{SIGKILL},
-                          uint64_t{SIGSTOP}}) {
+  for (uint64_t signal : {uint64_t{SIGUSR1}, uint64_t{SIGTRAP}, uint64_t{0}, uint64_t{65}, ~uint64_t{0},
+                          uint64_t{SIGKILL}, uint64_t{SIGSTOP}}) {
     for (uint64_t action : {uint64_t{0}, word(good), edge, bad, wild})
       for (uint64_t old : {uint64_t{0}, word(good), edge, bad, wild, only_read})
         for (uint64_t bytes : {uint64_t{8}, uint64_t{4}, uint64_t{128}}) {
@@ -287,7 +287,7 @@ struct sigaction installed(int signal) {
   return now;
 }
 void install(int signal, void (*handler)(int, siginfo_t*, void*), int flags = 0, uint64_t mask = 0) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = handler;
   action.sa_flags = SA_SIGINFO | flags;
   std::memcpy(&action.sa_mask, &mask, 8);
@@ -408,22 +408,22 @@ TEST_CASE("handlers: actions are the program's own") {
 TEST_CASE("handlers: more than there are entrances still run") {
   engine();
   CHECK(exit_of([] {
-    auto* code = static_cast<unsigned char*>(
-        mmap(nullptr, 1 << 16, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    for (int i = 0; i < 2000; i++) {
-      unsigned char* one = code + i * 32;
-      std::memcpy(one, "\x48\xb8", 2);
-      uint64_t at = word(const_cast<sig_atomic_t*>(&handled));
-      std::memcpy(one + 2, &at, 8);
-      std::memcpy(one + 10, "\xff\x00\xc3", 3);  // incl (%rax); ret
-      signal(SIGUSR1, reinterpret_cast<void (*)(int)>(one));
-      if (installed(SIGUSR1).sa_handler != reinterpret_cast<void (*)(int)>(one)) return 1;
-      handled = 0;
-      raise(SIGUSR1);
-      if (handled != 1) return 2;
-    }
-    return 0;
-  }) == 0);
+          auto* code = static_cast<unsigned char*>(
+              mmap(nullptr, 1 << 16, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+          for (int i = 0; i < 2000; i++) {
+            unsigned char* one = code + i * 32;
+            std::memcpy(one, "\x48\xb8", 2);
+            uint64_t at = word(const_cast<sig_atomic_t*>(&handled));
+            std::memcpy(one + 2, &at, 8);
+            std::memcpy(one + 10, "\xff\x00\xc3", 3);  // incl (%rax); ret
+            signal(SIGUSR1, reinterpret_cast<void (*)(int)>(one));
+            if (installed(SIGUSR1).sa_handler != reinterpret_cast<void (*)(int)>(one)) return 1;
+            handled = 0;
+            raise(SIGUSR1);
+            if (handled != 1) return 2;
+          }
+          return 0;
+        }) == 0);
 }
 
 TEST_CASE("handlers: a displaced instruction that faults has its original address") {
@@ -456,9 +456,8 @@ TEST_CASE("handlers: a displaced instruction that faults has its original addres
     CHECK(stores_first(reinterpret_cast<int*>(16)) == 7);
     CHECK(stored == 1);
     // Steps over it, out of the displaced bytes.
-    install(SIGSEGV, [](int, siginfo_t*, void* context) {
-      static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] += 6;
-    });
+    install(SIGSEGV,
+            [](int, siginfo_t*, void* context) { static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] += 6; });
     CHECK(stores_first(reinterpret_cast<int*>(16)) == 7);
     // The third of them; si_addr is the pc.
     install(SIGILL, [](int signal, siginfo_t* info, void* context) {
@@ -601,7 +600,8 @@ std::string inherited(bool spawn) {
 std::string masks(bool spawn, uint64_t blocked, uint64_t ignored) {
   if (spawn) ignored |= bit(32) | bit(33);
   char text[64];
-  snprintf(text, sizeof text, "%016lx\n%016lx\n", static_cast<unsigned long>(blocked), static_cast<unsigned long>(ignored));
+  snprintf(text, sizeof text, "%016lx\n%016lx\n", static_cast<unsigned long>(blocked),
+           static_cast<unsigned long>(ignored));
   return text;
 }
 
@@ -626,10 +626,16 @@ TEST_CASE("traps: actions are the program's own, SIGTRAP's too") {
   for (int signal : {SIGUSR1, SIGTERM, SIGRTMIN + 3, SIGTRAP}) actions_are_the_programs(signal);
   // A child that the engine's handler would keep alive dies as it should.
   CHECK(exit_of([] { return raise(SIGTRAP), 1; }) == -SIGTRAP);
-  CHECK(exit_of([] { asm volatile("int3"); return 1; }) == -SIGTRAP);
+  CHECK(exit_of([] {
+          asm volatile("int3");
+          return 1;
+        }) == -SIGTRAP);
   signal(SIGTRAP, SIG_IGN);
   CHECK(exit_of([] { return raise(SIGTRAP), 1; }) == 1);
-  CHECK(exit_of([] { asm volatile("int3"); return 1; }) == -SIGTRAP);
+  CHECK(exit_of([] {
+          asm volatile("int3");
+          return 1;
+        }) == -SIGTRAP);
   signal(SIGTRAP, SIG_DFL);
 }
 
@@ -652,25 +658,28 @@ TEST_CASE("traps: threads that block everything are hit, and read the mask they 
   // Inherited by a thread, and its own from then on.
   pthread_t thread;
   static uint64_t in_thread[2];
-  pthread_create(&thread, nullptr, [](void*) -> void* {
-    in_thread[0] = mask_now();
-    set_mask(0);
-    in_thread[1] = mask_now();
-    trapped(1);
-    return nullptr;
-  }, nullptr);
+  pthread_create(
+      &thread, nullptr,
+      [](void*) -> void* {
+        in_thread[0] = mask_now();
+        set_mask(0);
+        in_thread[1] = mask_now();
+        trapped(1);
+        return nullptr;
+      },
+      nullptr);
   pthread_join(thread, nullptr);
   CHECK(in_thread[0] == kAll);
   CHECK(in_thread[1] == 0);
   CHECK(mask_now() == kAll);
   // By a forked child.
   CHECK(exit_of([] {
-    if (mask_now() != kAll) return 2;
-    for (int i = 0; i < 100; i++)
-      if (trapped(i) != i + 2) return 3;
-    set_mask(0);
-    return mask_now() == 0 ? 42 : 4;
-  }) == 42);
+          if (mask_now() != kAll) return 2;
+          for (int i = 0; i < 100; i++)
+            if (trapped(i) != i + 2) return 3;
+          set_mask(0);
+          return mask_now() == 0 ? 42 : 4;
+        }) == 42);
   // A vfork child changes only its own.
   pid_t child = vfork();
   if (child == 0) {
@@ -681,6 +690,35 @@ TEST_CASE("traps: threads that block everything are hit, and read the mask they 
   waitpid(child, &status, 0);
   CHECK(WEXITSTATUS(status) == 43);
   CHECK(mask_now() == kAll);
+}
+
+namespace {
+// In a thread that never had to do with masks before.
+void* has_a_child_that_blocks(void* from_child) {
+  pid_t child = vfork();
+  if (child == 0) {
+    set_mask(~uint64_t{0});
+    *static_cast<uint64_t*>(from_child) = mask_now();
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  return reinterpret_cast<void*>(mask_now());
+}
+}  // namespace
+
+TEST_CASE("traps: what a vfork child blocked is not blocked in its parent") {
+  engine_with_traps();
+  uint64_t in_child = 0;
+  CHECK(has_a_child_that_blocks(&in_child) == nullptr);
+  CHECK(in_child == kAll);
+  CHECK(exit_of([] { return mask_now() == 0 ? 42 : 1; }) == 42);
+  pthread_t thread;
+  in_child = 0;
+  pthread_create(&thread, nullptr, has_a_child_that_blocks, &in_child);
+  void* result;
+  pthread_join(thread, &result);
+  CHECK(result == nullptr);
+  CHECK(in_child == kAll);
 }
 
 TEST_CASE("traps: a SIGTRAP that is blocked is pending, and comes when it is unblocked") {
@@ -739,10 +777,10 @@ TEST_CASE("traps: a SIGTRAP that is blocked is pending, and comes when it is unb
   CHECK(traps_taken == 3);
   // A trap instruction in a thread that blocks SIGTRAP kills.
   CHECK(exit_of([] {
-    set_mask(bit(SIGTRAP));
-    asm volatile("int3");
-    return 1;
-  }) == -SIGTRAP);
+          set_mask(bit(SIGTRAP));
+          asm volatile("int3");
+          return 1;
+        }) == -SIGTRAP);
   signal(SIGTRAP, SIG_DFL);
 }
 
@@ -851,7 +889,8 @@ TEST_CASE("traps: what is started inherits the mask and the disposition that the
   if (child == 0) {
     signal(SIGTRAP, SIG_IGN);
     signal(SIGUSR1, SIG_IGN);
-    const char* arguments[] = {"sh", "-c", "test $(sed -n 's/^SigIgn:.*\\(...\\)$/\\1/p' /proc/$$/status) = 210", nullptr};
+    const char* arguments[] = {"sh", "-c", "test $(sed -n 's/^SigIgn:.*\\(...\\)$/\\1/p' /proc/$$/status) = 210",
+                               nullptr};
     execv("/bin/sh", const_cast<char**>(arguments));
     _exit(9);
   }
@@ -874,14 +913,17 @@ TEST_CASE("traps: many threads under a storm of signals change masks, trap and s
   static long wrong;
   wrong = 0;
   stop = false;
-  install(SIGUSR1, [](int, siginfo_t*, void* context) {
-    auto pc = static_cast<uint64_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
-    if (the_harness().is_detour(pc)) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
-    uint64_t before = mask_now();
-    set_mask(~uint64_t{0});
-    if (trapped(1) != 3) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
-    set_mask(before);
-  }, SA_RESTART);
+  install(
+      SIGUSR1,
+      [](int, siginfo_t*, void* context) {
+        auto pc = static_cast<uint64_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+        if (the_harness().is_detour(pc)) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+        uint64_t before = mask_now();
+        set_mask(~uint64_t{0});
+        if (trapped(1) != 3) __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED);
+        set_mask(before);
+      },
+      SA_RESTART);
   auto work = [](void*) -> void* {
     for (long i = 0; !stop; i++) {
       uint64_t mask = i % 3 ? bit(SIGTRAP) : 0;
@@ -932,19 +974,19 @@ TEST_CASE("disarming: an alternate stack without room for a second frame") {
   CHECK(trap_stands());
   uint32_t before = disarmed(DisarmCause::small_stack);
   CHECK(exit_of([] {
-    static char memory[65536];
-    stack_t large{memory, 0, sizeof memory}, small{memory, 0, 8192}, off{nullptr, SS_DISABLE, 0};
-    sigaltstack(&large, nullptr);
-    if (!trap_stands()) return 1;
-    sigaltstack(&off, nullptr);
-    if (!trap_stands()) return 2;
-    sigaltstack(&small, nullptr);
-    if (trap_stands(reinterpret_cast<void*>(trapped)) || trap_stands(call_by_trap_site)) return 3;
-    stack_t now;
-    sigaltstack(nullptr, &now);
-    if (now.ss_sp != memory || now.ss_size != 8192) return 4;
-    return trapped(1) == 3 ? 42 : 5;
-  }) == 42);
+          static char memory[65536];
+          stack_t large{memory, 0, sizeof memory}, small{memory, 0, 8192}, off{nullptr, SS_DISABLE, 0};
+          sigaltstack(&large, nullptr);
+          if (!trap_stands()) return 1;
+          sigaltstack(&off, nullptr);
+          if (!trap_stands()) return 2;
+          sigaltstack(&small, nullptr);
+          if (trap_stands(reinterpret_cast<void*>(trapped)) || trap_stands(call_by_trap_site)) return 3;
+          stack_t now;
+          sigaltstack(nullptr, &now);
+          if (now.ss_sp != memory || now.ss_size != 8192) return 4;
+          return trapped(1) == 3 ? 42 : 5;
+        }) == 42);
   CHECK(disarmed(DisarmCause::small_stack) == before + 1);
   CHECK(trap_stands());
   unsigned long said = getauxval(AT_MINSIGSTKSZ);
@@ -959,25 +1001,28 @@ TEST_CASE("disarming: a seccomp filter that allows no more than it must") {
   uint32_t before = disarmed(DisarmCause::seccomp);
   // Everything but what the child does afterwards kills it: no rt_sigreturn, no gettid, nothing of the agent's.
   CHECK(exit_of([] {
-    struct Filter {
-      uint16_t code;
-      uint8_t yes, no;
-      uint32_t k;
-    } filter[] = {{0x20, 0, 0, 0}, {0x15, 2, 0, SYS_exit_group}, {0x15, 1, 0, SYS_rt_sigprocmask}, {0x06, 0, 0, 0x80000000},
-                  {0x06, 0, 0, 0x7fff0000}};
-    struct {
-      uint16_t length;
-      Filter* filter;
-    } program{5, filter};
-    set_mask(bit(SIGTRAP));
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    if (prctl(PR_SET_SECCOMP, 2, &program, 0, 0)) return 1;
-    if (trap_stands(reinterpret_cast<void*>(trapped))) return 2;
-    if (mask_now() != bit(SIGTRAP)) return 3;
-    for (int i = 0; i < 100; i++)
-      if (trapped(i) != i + 2) return 4;
-    return 42;
-  }) == 42);
+          struct Filter {
+            uint16_t code;
+            uint8_t yes, no;
+            uint32_t k;
+          } filter[] = {{0x20, 0, 0, 0},
+                        {0x15, 2, 0, SYS_exit_group},
+                        {0x15, 1, 0, SYS_rt_sigprocmask},
+                        {0x06, 0, 0, 0x80000000},
+                        {0x06, 0, 0, 0x7fff0000}};
+          struct {
+            uint16_t length;
+            Filter* filter;
+          } program{5, filter};
+          set_mask(bit(SIGTRAP));
+          prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+          if (prctl(PR_SET_SECCOMP, 2, &program, 0, 0)) return 1;
+          if (trap_stands(reinterpret_cast<void*>(trapped))) return 2;
+          if (mask_now() != bit(SIGTRAP)) return 3;
+          for (int i = 0; i < 100; i++)
+            if (trapped(i) != i + 2) return 4;
+          return 42;
+        }) == 42);
   CHECK(disarmed(DisarmCause::seccomp) == before + 1);
 }
 
