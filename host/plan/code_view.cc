@@ -24,6 +24,11 @@ std::span<const uint8_t> CodeView::code_at(uint64_t addr) const {
   return p && p->executable ? p->bytes.subspan(addr - p->begin) : std::span<const uint8_t>{};
 }
 
+bool CodeView::in_code_section(uint64_t addr) const {
+  return code_sections.empty() ||
+         std::ranges::any_of(code_sections, [&](const CodeRange& s) { return s.begin <= addr && addr < s.end; });
+}
+
 size_t CodeView::function_from(uint64_t addr) const {
   auto it = std::partition_point(functions.begin(), functions.end(), [&](const CodeRange& f) { return f.end <= addr; });
   return static_cast<size_t>(it - functions.begin());

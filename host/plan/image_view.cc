@@ -45,6 +45,9 @@ CodeView view_code(const LoadedImage& loaded) {
         if (s.range.contains(f.range.begin)) end = s.range.end;
     view.functions.push_back({f.range.begin.value + loaded.bias, end.value + loaded.bias});
   }
+  for (const Section& s : image.sections())
+    if (s.flags & SHF_EXECINSTR && s.flags & SHF_ALLOC && s.type == SHT_PROGBITS)
+      view.code_sections.push_back({s.addr.value + loaded.bias, s.addr.value + loaded.bias + s.size});
   collect_labels(image, loaded.bias, view);
   view.finish();
   return view;

@@ -7,6 +7,7 @@
 #include "host/plan/hijack.h"
 #include "host/plan/planner.h"
 #include "host/plan/runtime.h"
+#include "host/plan/system_calls.h"
 
 namespace sonde::host {
 namespace {
@@ -53,10 +54,23 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
     if (site.refusal == Refusal::none)
       site.no_hijack = whole_image != NoHijack::none ? whole_image : no_hijack(view, f, ranges.back());
   }
+  if (request.functions.empty()) {  // most libraries make no system calls either
+    SystemCalls calls = request.system_calls ? find_system_calls(view, nullptr) : SystemCalls{};
+    if (calls.found.empty()) {
+      for (uint64_t at : calls.doubtful) plan.doubtful.push_back(Addr(at));
+      return plan;
+    }
+  }
   Planner planner(view, request);
+  planner.plan_system_calls(plan);
   planner.plan(plan.sites, ranges);
   planner.finish(plan);
   return plan;
+}
+
+void refuse_trap(SitePlan& site) {
+  SONDE_CHECK(site.method == Method::trap);
+  site.method = Method::refused;
 }
 
 }  // namespace sonde::host

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ enum class Refusal : uint8_t {
   engine,              // sonde itself, or code its hit path runs
   cold_part,
   data_in_text,
+  system_call,         // begins with a system call that the engine itself watches
+  differs,             // the code in memory is not what the file holds (found when arming)
 };
 
 // Why a function's return is not hooked though its entry is probed.
@@ -49,13 +52,14 @@ struct SitePlan {
   Addr entry;            // function entry in the target
   Addr patch;            // first patched byte (behind a landing pad)
   Method method = Method::refused;
-  Refusal refusal = Refusal::none;
+  Refusal refusal = Refusal::none;  // with Method::trap: why no jump fits
   uint32_t refusal_offset = 0;  // bytes from entry
   NoHijack no_hijack = NoHijack::none;
   // A jump within the function leads to `patch`: a hit whose return slot this site has hijacked already is a loop going
   // round, not a call.
   bool loop_head = false;
   std::vector<uint8_t> original, bytes;  // at `patch`, same length
+  std::vector<uint8_t> relied;           // what stands from `patch` on, as far as the plan depends on it; begins as `original`
   // short_jump only: the long jump in padding nearby, written before `bytes` and restored after them. A pc there stands
   // for `patch`.
   Addr island;
@@ -66,6 +70,14 @@ struct SitePlan {
   std::vector<DetourStep> steps;
 };
 
+// A system call instruction that the agent must see (system_calls.h): a site of its own inside a function, with the copy
+// of the instruction first in its detour. `site.function` is kNoFunction where no function is known to hold it.
+constexpr uint32_t kNoFunction = 0xffffffff;
+struct SystemCallPlan {
+  SitePlan site;
+  std::optional<uint32_t> number;  // none: decided at run time
+};
+
 struct PlanRequest {
   const LoadedImage* image;
   std::vector<uint32_t> functions;      // indices into image->image->functions()
@@ -73,18 +85,25 @@ struct PlanRequest {
   Addr entry_trampoline;                // sonde_entry in the target
   std::vector<AddrRange> used;          // occupied address ranges of the target, sorted; detours go elsewhere
   bool allow_traps = false;
-  bool force_traps = false;
+  bool force_traps = false;             // of functions; system calls only where nothing else fits
+  bool system_calls = false;            // plan these too
   std::vector<AddrRange> kept;          // code that earlier plans of this image patched or rely on: not to be changed
 };
 
 struct ImagePlan {
   std::vector<SitePlan> sites;          // one per requested function, same order
+  std::vector<SystemCallPlan> system_calls;  // by address; numbers of their sites follow those of `sites`
+  size_t harmless_system_calls = 0;     // not planned: the agent need not see them
+  std::vector<Addr> doubtful;           // may be system calls, in code that cannot be read
   std::vector<AddrRange> arenas;        // page-aligned, to be mapped executable before anything is written
   std::vector<std::pair<Addr, std::vector<uint8_t>>> writes;  // to arenas: detours and their pointers
   std::vector<AddrRange> kept;          // code that this plan patches or relies on
 };
 
 Result<ImagePlan> plan_image(const PlanRequest& request);
+
+// The site is not to be patched with a trap after all.
+void refuse_trap(SitePlan& site);
 
 const char* describe(Method method);
 const char* describe(Refusal refusal);

@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kPageBytes = 4096, kReach = uint64_t{1} << 31, kReachMargin = uint64_t{1} << 20;
 constexpr size_t kSlotBound = 176;  // bytes of arena reserved per site: the longest detour of a 5-byte window, aligned
 constexpr uint64_t kPointerBytes = 8;
-constexpr uint32_t kShortJumpBytes = 2;
+constexpr uint32_t kShortJumpBytes = 2, kSyscallBytes = 2;
 constexpr uint64_t kUserEnd = 0x7ffffffff000;
 // In front of a near jmp all processors ignore REX.W, which must come last, and segment overrides.
 constexpr uint8_t kIgnoredPrefixes[] = {0x48, 0x3e, 0x36, 0x26};
@@ -50,7 +50,8 @@ Planner::Planner(const CodeView& view, const PlanRequest& request)
     : view_(view), request_(request), targets_(view), space_(view, request.used) {
   reach_begin_ = view.end > kReach - kReachMargin ? view.end - (kReach - kReachMargin) : 0;
   reach_end_ = view.begin + kReach - kReachMargin;
-  reserve_arena(request.functions.size());
+  if (request.system_calls) calls_ = find_system_calls(view_, &targets_);
+  reserve_arena(request.functions.size() + calls_.found.size());
   for (AddrRange r : request.kept) locked_.add(r.begin.value, r.end.value), earlier_.add(r.begin.value, r.end.value);
 }
 
@@ -63,8 +64,30 @@ void Planner::reserve_arena(size_t sites) {
   arena_bytes_ = pointer_bytes(request_.entry_trampoline.value);
 }
 
+void Planner::plan_system_calls(ImagePlan& plan) {
+  for (uint64_t at : calls_.doubtful) plan.doubtful.push_back(Addr(at));
+  auto harmless = [](const SystemCall& call) { return !is_minded(call.number); };
+  plan.harmless_system_calls = std::erase_if(calls_.found, harmless);
+  for (const SystemCall& call : calls_.found) targets_.mark(call.at), targets_.add_near(call.code.begin, call.code.end);
+  uint32_t number = request_.first_site + static_cast<uint32_t>(request_.functions.size());
+  std::vector<Candidate> candidates;
+  plan.system_calls.resize(calls_.found.size());
+  for (size_t i = 0; i < calls_.found.size(); i++) {
+    const SystemCall& call = calls_.found[i];
+    SystemCallPlan& planned = plan.system_calls[i];
+    planned.number = call.number;
+    size_t f = view_.function_from(call.at);
+    bool known = f < view_.functions.size() && view_.functions[f].begin <= call.at;
+    planned.site.function = known ? static_cast<uint32_t>(f) : kNoFunction;
+    planned.site.entry = planned.site.patch = Addr(call.at);
+    candidates.push_back({&planned.site, number++, call.code, window_inside(view_, targets_, call.code, call.at)});
+    if (locked_.overlaps(call.at, call.at + kSyscallBytes)) refuse(candidates.back(), Refusal::engine), candidates.pop_back();
+  }
+  choose(std::move(candidates), false);
+}
+
 void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& functions) {
-  std::vector<Candidate> left;
+  std::vector<Candidate> candidates;
   for (size_t i = 0; i < sites.size(); i++) {
     if (sites[i].refusal != Refusal::none) continue;
     targets_.add_near(functions[i].begin, functions[i].end);
@@ -74,18 +97,28 @@ void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& f
     Candidate c{&sites[i], request_.first_site + static_cast<uint32_t>(i), functions[i], window_at(view_, targets_, functions[i])};
     c.site->patch = Addr(c.window.patch);
     c.site->loop_head = targets_.loops_to(functions[i].begin, c.window.patch);
-    if (locked_.overlaps(c.window.patch, c.window.patch + 1)) {
-      refuse(c, Refusal::engine);
+    bool call = std::ranges::find(calls_.found, c.window.patch, &SystemCall::at) != calls_.found.end();
+    if (call || locked_.overlaps(c.window.patch, c.window.patch + 1)) {
+      refuse(c, call ? Refusal::system_call : Refusal::engine);
       continue;
     }
-    if (request_.force_traps || !plan_jump(c)) left.push_back(std::move(c));
+    candidates.push_back(std::move(c));
   }
+  choose(std::move(candidates), request_.force_traps);
+}
+
+void Planner::choose(std::vector<Candidate> candidates, bool force_traps) {
+  std::vector<Candidate> left;
+  for (Candidate& c : candidates)
+    if (force_traps || !plan_jump(c)) left.push_back(std::move(c));
   // A punned jump reads bytes above its own: from high addresses to low these are settled.
   std::sort(left.begin(), left.end(), [](const Candidate& a, const Candidate& b) { return a.window.patch > b.window.patch; });
   for (Candidate& c : left) {
-    if (!request_.force_traps && (plan_short_jump(c) || plan_punned_jump(c))) continue;
-    if ((request_.allow_traps || request_.force_traps) && plan_trap(c)) continue;
-    refuse(c, c.window.reason != Refusal::none ? c.window.reason : Refusal::no_room);
+    if (!force_traps && (plan_short_jump(c) || plan_punned_jump(c))) continue;
+    Refusal no_jump = c.window.reason != Refusal::none ? c.window.reason : Refusal::no_room;
+    bool trap = (request_.allow_traps || force_traps) && plan_trap(c);
+    refuse(c, no_jump);
+    if (trap) c.site->method = Method::trap;
   }
 }
 
@@ -172,6 +205,7 @@ bool Planner::plan_pun(Candidate& c, const Displaced& displaced, uint32_t prefix
   uint64_t rel = *at - end;
   for (uint32_t i = 0; i < open; i++) bytes[prefixes + 1 + i] = static_cast<uint8_t>(rel >> (8 * i));
   locked_.add(keep, end);
+  c.relied = end - patch;
   set_patch(c, Method::punned_jump, std::move(bytes));
   return true;
 }
@@ -228,6 +262,7 @@ bool Planner::place_detour(Candidate& c, const Displaced& displaced, uint64_t at
   Detour detour;
   if (build_detour(at, pointer, c.number, c.window.patch, displaced, &detour) != Moved::yes) return false;
   c.site->detour = Addr(at);
+  c.relied = displaced.length;
   arena_used_ |= pointer == arena_;
   c.site->resume = Addr(at + x86_64_detour::kResumeOffset);
   c.site->detour_bytes = std::move(detour.bytes);
@@ -236,9 +271,11 @@ bool Planner::place_detour(Candidate& c, const Displaced& displaced, uint64_t at
 }
 
 void Planner::set_patch(Candidate& c, Method method, std::vector<uint8_t> bytes) {
-  auto code = view_.code_at(c.window.patch).first(bytes.size());
+  auto code = view_.code_at(c.window.patch);
+  auto original = code.first(bytes.size()), relied = code.first(std::max<uint64_t>(bytes.size(), c.relied));
   c.site->method = method;
-  c.site->original.assign(code.begin(), code.end());
+  c.site->original.assign(original.begin(), original.end());
+  c.site->relied.assign(relied.begin(), relied.end());
   changed_.add(c.window.patch, c.window.patch + bytes.size());
   c.site->bytes = std::move(bytes);
 }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "host/plan/address_space.h"
+#include "host/plan/system_calls.h"
 #include "host/plan/targets.h"
 #include "host/plan/window.h"
 
@@ -15,6 +16,8 @@ class Planner {
  public:
   Planner(const CodeView& view, const PlanRequest& request);
 
+  // Those that the request asks for, numbered behind its functions. Comes first: nothing else may move one of these.
+  void plan_system_calls(ImagePlan& plan);
   // Plans sites[i] for functions[i]. Sites that are refused already are left alone.
   void plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& functions);
   void finish(ImagePlan& plan) const;
@@ -25,7 +28,9 @@ class Planner {
     uint32_t number;
     CodeRange function;
     Window window;
+    uint64_t relied = 0;  // bytes that the detour stands for or a jump reads
   };
+  void choose(std::vector<Candidate> candidates, bool force_traps);
   void refuse(Candidate& c, Refusal reason);
   bool plan_jump(Candidate& c);
   bool plan_short_jump(Candidate& c);
@@ -48,6 +53,7 @@ class Planner {
   IntervalSet changed_;  // patched bytes
   IntervalSet locked_;   // bytes that punned jumps depend on, and those of earlier plans
   IntervalSet earlier_;  // the latter: not what the file says
+  SystemCalls calls_;
   uint64_t arena_ = 0, arena_at_ = 0, arena_end_ = 0;  // the main arena: pointer, then detours
   bool arena_used_ = false;  // at least by its pointer
   uint64_t reach_begin_ = 0, reach_end_ = 0;           // addresses within 2 GB of the whole image

@@ -33,14 +33,18 @@ bool is_dead_padding(const CodeView& view, const Targets& targets, uint64_t from
 }
 
 Window window_at(const CodeView& view, const Targets& targets, CodeRange function) {
+  auto first = decode_at(view, function.begin);
+  bool pad = first && first->landing_pad;
+  return window_inside(view, targets, function, pad ? first->next() : function.begin);
+}
+
+Window window_inside(const CodeView& view, const Targets& targets, CodeRange function, uint64_t patch) {
   Window w;
-  w.patch = function.begin;
+  w.patch = patch;
   auto stop = [&](Refusal reason, uint64_t at) {
     w.reason = reason, w.reason_offset = static_cast<uint32_t>(at - function.begin);
     return w;
   };
-  auto first = decode_at(view, w.patch);
-  if (first && first->landing_pad) w.patch += first->length;
   while (w.length < kJumpBytes) {
     uint64_t at = w.patch + w.length;
     bool ended = !w.insns.empty() && ends_flow(w.insns.back().flow);

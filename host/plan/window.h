@@ -1,4 +1,4 @@
-// The instructions at a function's entry that a patch could displace, and how far.
+// The instructions at a function's entry, or from a place inside it on, that a patch could displace, and how far.
 #pragma once
 
 #include <optional>
@@ -24,8 +24,10 @@ struct Window {
   Displaced first(uint32_t bytes) const;
 };
 
-// near targets must have been added around the function.
+// At the function's entry, behind a landing pad. Near targets must have been added around the function.
 Window window_at(const CodeView& view, const Targets& targets, CodeRange function);
+// At the instruction that begins at `patch` inside the function.
+Window window_inside(const CodeView& view, const Targets& targets, CodeRange function, uint64_t patch);
 
 // Proven filler: decodes as padding, nothing leads there. Does not look at what runs into `from`.
 bool is_dead_padding(const CodeView& view, const Targets& targets, uint64_t from, uint64_t to);

@@ -85,6 +85,7 @@ sonde_return_common:
     .cfi_def_cfa_offset 88
     // First the slot holds the truth, then the entry may go. Here and not in C++: the rule for the return address changes
     // with the store, and unwinders look up callers at the byte before their pc, that is within the call.
+    .cfi_remember_state
     testl $NO_TICKS, sonde_agent_control + CONTROL_FLAGS(%rip)
     jnz 2f
     rdtsc
@@ -122,7 +123,7 @@ sonde_return_common:
     lea 8(%rsp), %rsp              // the slot stays intact in the red zone
     .cfi_def_cfa_offset 0
     jmp *-8(%rsp)                  // not `ret`: the return predictor stays paired with the program's calls
-    .cfi_def_cfa_offset 88
+    .cfi_restore_state
 2:  xor %eax, %eax                 // the time stamp counter is forbidden: nothing is recorded
     xor %edx, %edx
     jmp 1b
