@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cctype>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include "host/image/select.h"
 #include "host/target/launch.h"
 #include "host/target/service.h"
+#include "host/target/trap_cost.h"
 #include "host/trace/recorder.h"
 
 namespace sonde::cli {
@@ -28,7 +30,7 @@ using namespace host;
 struct Options {
   std::vector<std::string> command, functions;
   std::string output = "sonde.trace", max_size;
-  bool stacks = false, drop = false, force_trap = false, quiet = false;
+  bool stacks = false, drop = false, force_trap = false, no_trap = false, quiet = false;
 };
 
 // A message that cannot be written (a full disk, a reader that went away) is no reason to end otherwise.
@@ -111,9 +113,6 @@ class Recording {
   Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
 
   void run() {
-    // A trap that nobody handles ends the program: the agent's handler is not installed by anybody yet.
-    if (options_.force_trap)
-      throw CommandError{{"--force-trap: sites cannot be patched with traps yet; leave the option out", 2}};
     Selection selection = require(Selection::parse(options_.functions));
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
@@ -134,7 +133,8 @@ class Recording {
     Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
       return selection.select(*loaded.image, is_program);
     };
-    TargetOptions target_options{.stacks = options_.stacks};
+    TargetOptions target_options{
+        .stacks = options_.stacks, .allow_traps = !options_.no_trap, .force_traps = options_.force_trap};
     target_.emplace(launched.pid, agent, launched.program, launched.syscall_instruction, target_options);
     try {
       require(target_->install(launched.tracee, inherited, session_->header()));
@@ -175,6 +175,8 @@ class Recording {
     meta_.pid = static_cast<uint32_t>(pid);
     meta_.stacks = options_.stacks;
     meta_.policy = options_.drop ? "drop" : "wait";
+    auto by_trap = [](const TargetSite& site) { return site.plan.method == Method::trap; };
+    if (std::ranges::any_of(target_->sites(), by_trap)) meta_.trap_cost_ns = measure_trap_ns();
     meta_.start = session_->start_clock();
     writer_->start(meta_);
     write_news();
@@ -197,9 +199,10 @@ class Recording {
     auto sites = target_->sites();
     for (; written_sites_ < sites.size(); written_sites_++) {
       const TargetSite& site = sites[written_sites_];
-      const Function& function = images[site.image].loaded.image->functions()[site.function];
+      auto functions = images[site.image].loaded.image->functions();
+      std::string name = site.function == kNoFunction ? "" : functions[site.function].name;
       bool refused = site.plan.method == Method::refused;
-      added.push_back({site.image, site.plan.entry.value, function.name, refused ? "" : describe(site.plan.method),
+      added.push_back({site.image, site.plan.entry.value, std::move(name), refused ? "" : describe(site.plan.method),
                        refused ? fmt::format("{} (at +{})", describe(site.plan.refusal), site.plan.refusal_offset) : "",
                        site.plan.no_hijack == NoHijack::none ? "" : describe(site.plan.no_hijack), site.internal});
     }
@@ -240,6 +243,20 @@ class Recording {
     }
   }
 
+  // Functions that only a trap could have shown, or did no longer.
+  void note_traps() {
+    if (!target_->no_traps().empty())
+      meta_.notes.push_back(fmt::format("functions that only a trap fits are not probed: {}", target_->no_traps()));
+    static constexpr const char* kCauses[kDisarmCauses] = {
+        "locked itself in with seccomp", "set up a signal stack without room for a trap's signal",
+        "forbade itself the time stamp counter: nothing of it was recorded from then on"};
+    for (unsigned cause = 0; cause < kDisarmCauses; cause++)
+      if (uint32_t n = session_->header()->disarmed[cause])
+        meta_.notes.push_back(fmt::format("in {} process{} the traps were taken out, and with them the functions that only a trap "
+                                          "fits: the program {}",
+                                          n, n == 1 ? "" : "es", kCauses[cause]));
+  }
+
   // What ended unseen (a fatal signal, exec): how many calls were in flight is known, not which.
   void note_unseen() {
     uint64_t unseen = 0;
@@ -257,6 +274,7 @@ class Recording {
     if (wait_status < 0) take_in_flight(target_->pid());
     recorder_->finish(meta_);
     note_unseen();
+    note_traps();
     meta_.end = sample_clock();
     meta_.wait_status = wait_status;
     meta_.longest_pause_ns = service.longest_pause_ns();
@@ -312,8 +330,10 @@ void add_record(CLI::App& app, int& status) {
   command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")
       ->type_name("SIZE");
   command->add_flag("--drop", options->drop, "When a ring is full drop records and count them, rather than wait");
-  command->add_flag("--force-trap", options->force_trap,
-                    "Patch every site with a one-byte trap: not possible yet, refused");
+  auto* no_trap = command->add_flag("--no-trap", options->no_trap,
+                                    "Refuse functions that only a one-byte trap fits (a signal for each hit)");
+  command->add_flag("--force-trap", options->force_trap, "Probe every function with a trap; an error where traps are not safe")
+      ->excludes(no_trap);
   command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
   command->add_option("command", options->command, "The program and its arguments")
       ->required()

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/walk/reason.h"
+#include "host/plan/plan.h"
 #include "host/report/text.h"
 
 namespace sonde::host {
@@ -15,6 +16,9 @@ namespace {
 
 // Cost of one probed call where the trace does not say: `./dev bench`, rounded, on the machine of docs/measurements.md.
 constexpr double kDefaultCallCostNs = 30;
+
+// A trap's signal comes on top.
+bool by_trap(const RecordedSite& site) { return site.method == describe(Method::trap); }
 
 struct Footer {
   uint64_t events = 0, in_flight = 0, waits = 0, waited_ticks = 0;
@@ -40,8 +44,9 @@ Footer gather(const Recording& recording, const Survey& survey) {
   double each = recording.call_cost_ns > 0 ? recording.call_cost_ns : kDefaultCallCostNs;
   for (size_t s = 0; s < survey.sites.size() && s < recording.sites.size(); s++) {
     uint64_t hits = survey.sites[s].calls + survey.sites[s].entries;
-    if (hits) f.costliest.emplace_back(static_cast<double>(hits) * each, recording.sites[s].name);
-    f.cost_ns += static_cast<double>(hits) * each;
+    double cost = static_cast<double>(hits) * (each + (by_trap(recording.sites[s]) ? recording.trap_cost_ns : 0));
+    if (hits) f.costliest.emplace_back(cost, recording.sites[s].name);
+    f.cost_ns += cost;
   }
   std::sort(f.costliest.rbegin(), f.costliest.rend());
   if (f.costliest.size() > 5) f.costliest.resize(5);
@@ -76,9 +81,12 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
   }
   text += fmt::format("functions refused: {}\n", list(f.refused));
   if (!f.not_hooked.empty()) text += fmt::format("returns not hooked: {}\n", list(f.not_hooked));
-  text += fmt::format("the probes' own cost: about {} ({} a call{})", format_time(f.cost_ns),
+  text += fmt::format("the probes' own cost: about {} ({} a call{}", format_time(f.cost_ns),
                       format_time(recording.call_cost_ns > 0 ? recording.call_cost_ns : kDefaultCallCostNs),
                       recording.call_cost_ns > 0 ? "" : ", not measured here");
+  if (std::ranges::any_of(recording.sites, by_trap))
+    text += fmt::format(", {} more by a trap", format_time(recording.trap_cost_ns));
+  text += ")";
   for (size_t i = 0; i < f.costliest.size(); i++)
     text += fmt::format("{} {} {}", i ? "," : "; most for", shorten(printable(f.costliest[i].second), 40),
                         format_time(f.costliest[i].first));
@@ -105,6 +113,7 @@ std::string footer_json(const Recording& recording, const Survey& survey) {
                       {"armed", std::count_if(recording.sites.begin(), recording.sites.end(),
                                               [](auto& s) { return !s.method.empty(); })},
                       {"cost_ns", f.cost_ns},
+                      {"trap_cost_ns", recording.trap_cost_ns},
                       {"notes", recording.notes}};
   nlohmann::json list = nlohmann::json::array();
   for (const RefusedFunction& r : recording.refused)

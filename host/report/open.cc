@@ -43,7 +43,7 @@ void add_site(Recording& recording, const TraceMeta& meta, uint32_t number) {
   }
   out.name = site.name.empty() ? fmt::format("{}+{:#x}", out.module.empty() ? "?" : out.module, site.address - bias)
                                : demangle(site.name);
-  out.method = site.method;
+  if (!site.internal) out.method = site.method;
   out.no_hijack = site.no_hijack;
   if (auto lost = meta.site_lost.find(number); lost != meta.site_lost.end()) out.lost = lost->second;
   if (site.method.empty() && !site.internal) recording.refused.push_back({out.name, out.module, site.refusal});
@@ -63,6 +63,7 @@ Result<Recording> open_recording(const std::string& path) {
   recording.end_ticks = meta.end.ticks;
   recording.stacks = meta.stacks;
   recording.notes = meta.notes;
+  recording.trap_cost_ns = meta.trap_cost_ns;
   recording.lost_no_thread_state = meta.lost_no_thread_state;
   if (meta.end.ticks > meta.start.ticks)
     recording.ticks_per_second = TickClock(meta.start, meta.end).ticks_per_ns() * 1e9;

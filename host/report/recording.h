@@ -64,6 +64,7 @@ struct Recording {
   double ticks_per_second = 1e9;
   uint64_t start_ticks = 0, end_ticks = 0;  // 0: unknown
   double call_cost_ns = 0;  // measured cost of one probed call; 0: not measured
+  double trap_cost_ns = 0;  // what it costs more by a trap; 0: not measured
   bool stacks = false;  // recorded with a stack per hit
   std::vector<RecordedThread> threads;
   std::vector<RecordedSite> sites;

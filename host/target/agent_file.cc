@@ -39,13 +39,15 @@ Result<AgentFile> find_agent() {
     ImageAddr* address;
   } wanted[] = {{"sonde_agent_control", &agent.control},   {"sonde_entry", &agent.entry},
                 {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries},
-                {"sonde_activations", &agent.activations}, {"sonde_fresh_entries", &agent.fresh_entries}};
+                {"sonde_activations", &agent.activations}, {"sonde_fresh_entries", &agent.fresh_entries},
+                {"sonde_trap_action", &agent.trap_action}};
   for (auto& [name, address] : wanted) {
     auto found = agent.image->symbol(name);
     if (!found)
       return fail(fmt::format("{} has no symbol {}: it was stripped or is not sonde's agent", agent.path, name));
     *address = *found;
   }
+  agent.knows_traps = agent.image->symbol("sonde_signal").has_value();
   auto version = agent.image->bytes({agent.control, agent.control + 4});
   uint32_t number = 0;
   if (version.size() == 4) std::memcpy(&number, version.data(), 4);

@@ -11,7 +11,8 @@ namespace sonde::host {
 struct AgentFile {
   std::string path;
   std::shared_ptr<const Image> image;
-  ImageAddr control, entry, trampolines, entries, activations, fresh_entries;
+  bool knows_traps = false;  // it sees to it that SIGTRAP stays deliverable
+  ImageAddr control, entry, trampolines, entries, activations, fresh_entries, trap_action;
 };
 
 // Beside the running sonde, else in ../lib/sonde; SONDE_AGENT overrides. An agent of another version is refused.

@@ -35,11 +35,23 @@ Result<Addr> Target::map(Tracee& tracee, Addr at, uint64_t size, int protection,
   return Addr(static_cast<uint64_t>(got));
 }
 
+Result<Addr> Target::agent_system_call() const {
+  static constexpr uint8_t kSyscall[] = {0x0f, 0x05};
+  for (const Segment& segment : agent_.image->segments()) {
+    if (!segment.executable) continue;
+    auto code = agent_.image->bytes(segment.range);
+    auto found = std::search(code.begin(), code.end(), std::begin(kSyscall), std::end(kSyscall));
+    if (found != code.end()) return agent_address(segment.range.begin + (found - code.begin()));
+  }
+  return fail(agent_.path + " makes no system calls");
+}
+
 Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* session) {
   session_ = session;
   for (LoadedImage& loaded : SONDE_TRY(loaded_images(pid_, &problems_)))
     if (loaded.image->build_id() == agent_.image->build_id()) agent_bias_ = loaded.bias;
   if (agent_bias_ == 0) return fail("the program's loader did not load the agent");
+  syscall_ = SONDE_TRY(agent_system_call());  // all others are to be patched
 
   Addr area = SONDE_TRY(map(tracee, Addr(), thread_area_bytes(), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1));
@@ -76,6 +88,7 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     changed = true;
     for (TargetSite& site : sites_) site.gone |= site.image == i;
   }
+  std::vector<Planned> planned;
   for (LoadedImage& loaded : now) {
     bool known = std::any_of(images_.begin(), images_.end(),
                              [&](const TargetImage& i) { return !i.gone && same_file(i.loaded, loaded); });
@@ -86,12 +99,14 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     changed = true;
     if (loaded.bias == agent_bias_) continue;
     std::vector<uint32_t> chosen = SONDE_TRY(select(loaded, loaded.image->path() == program_));
-    auto events = SONDE_TRY(event_functions(tracee, loaded));
-    if (!chosen.empty() || !events.empty()) SONDE_TRY_VOID(arm_image(tracee, index, chosen, events));
+    planned.push_back(SONDE_TRY(plan(tracee, index, std::move(chosen), planned)));
   }
   if (!changed) return {};  // a library that was loaded already
+  SONDE_TRY_VOID(decide_traps(tracee, planned));
+  for (Planned& p : planned) SONDE_TRY_VOID(arm(tracee, p));
   SONDE_TRY_VOID(publish_unwinders(tracee));
-  return publish_tables(tracee);
+  SONDE_TRY_VOID(publish_tables(tracee));
+  return arm_traps(tracee);
 }
 
 // Functions whose calls the engine itself wants to know of, with the flags of their sites: the loader tells debuggers about
@@ -126,41 +141,77 @@ Result<std::vector<AddrRange>> Target::used_ranges() const {
   return used;
 }
 
-Result<void> Target::arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& chosen,
-                               const std::map<uint32_t, uint32_t>& events) {
-  std::vector<uint32_t> functions = chosen;
-  for (const auto& [function, flag] : events) functions.push_back(function);
-  std::sort(functions.begin(), functions.end());
-  functions.erase(std::unique(functions.begin(), functions.end()), functions.end());
+// Nothing is written to the target yet, so earlier plans of this update are kept apart by hand.
+Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, std::vector<uint32_t> chosen,
+                                     std::span<const Planned> before) {
+  Planned planned{image, std::move(chosen), SONDE_TRY(event_functions(tracee, images_[image].loaded)), {}};
   PlanRequest request;
   request.image = &images_[image].loaded;
-  request.functions = functions;
-  request.first_site = static_cast<uint32_t>(sites_.size());
-  request.entry_trampoline = agent_address(agent_.entry);
+  request.functions = planned.chosen;
+  for (const auto& [function, flag] : planned.events) request.functions.push_back(function);
+  std::sort(request.functions.begin(), request.functions.end());
+  request.functions.erase(std::unique(request.functions.begin(), request.functions.end()), request.functions.end());
+  size_t first_site = sites_.size();
   request.used = SONDE_TRY(used_ranges());
-  request.allow_traps = options_.allow_traps;
+  for (const Planned& p : before) {
+    first_site += p.plan.sites.size() + p.plan.system_calls.size();
+    request.used.insert(request.used.end(), p.plan.arenas.begin(), p.plan.arenas.end());
+  }
+  std::sort(request.used.begin(), request.used.end(), [](AddrRange a, AddrRange b) { return a.begin < b.begin; });
+  request.first_site = static_cast<uint32_t>(first_site);
+  request.entry_trampoline = agent_address(agent_.entry);
+  request.allow_traps = options_.allow_traps || options_.force_traps;
   request.force_traps = options_.force_traps;
-  if (request.first_site + functions.size() > kMaxSites)
+  request.system_calls = true;
+  if (first_site + request.functions.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
-  ImagePlan plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());
+  planned.plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());
+  if (first_site + planned.plan.sites.size() + planned.plan.system_calls.size() > kMaxSites)
+    return fail(fmt::format("more than {} sites: choose fewer functions with -f", kMaxSites));
+  for (SitePlan& site : planned.plan.sites) SONDE_TRY_VOID(refuse_differing(tracee, site));
+  for (SystemCallPlan& call : planned.plan.system_calls) SONDE_TRY_VOID(refuse_differing(tracee, call.site));
+  return planned;
+}
 
-  for (const AddrRange& arena : plan.arenas)
+// Somebody else patched the code, or the loader did (text relocations): what the plan takes from the file is not there.
+Result<void> Target::refuse_differing(Tracee& tracee, SitePlan& site) const {
+  if (site.method == Method::refused) return {};
+  auto same = [&](Addr at, const std::vector<uint8_t>& expected) -> Result<bool> {
+    std::vector<uint8_t> there(expected.size());
+    SONDE_TRY_VOID(tracee.read(at, there));
+    return there == expected;
+  };
+  if (SONDE_TRY(same(site.patch, site.relied)) && SONDE_TRY(same(site.island, site.island_original))) return {};
+  site.method = Method::refused;
+  site.refusal = Refusal::differs;
+  site.refusal_offset = static_cast<uint32_t>(site.patch - site.entry);
+  return {};
+}
+
+Result<void> Target::arm(Tracee& tracee, Planned& planned) {
+  for (const AddrRange& arena : planned.plan.arenas)
     SONDE_TRY(map(tracee, arena.begin, arena.size(), PROT_READ | PROT_EXEC,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1));
-  for (const auto& [at, bytes] : plan.writes) SONDE_TRY_VOID(tracee.write(at, bytes));
-  for (size_t i = 0; i < plan.sites.size(); i++) {
-    uint32_t function = plan.sites[i].function;
-    auto event = events.find(function);
-    bool internal = !std::binary_search(chosen.begin(), chosen.end(), function);
-    sites_.push_back(
-        {image, function, std::move(plan.sites[i]), event == events.end() ? 0 : event->second, internal, false});
-    SONDE_TRY_VOID(arm_site(tracee, sites_.back(), static_cast<uint32_t>(sites_.size() - 1)));
+  for (const auto& [at, bytes] : planned.plan.writes) SONDE_TRY_VOID(tracee.write(at, bytes));
+  for (SitePlan& plan : planned.plan.sites) {
+    uint32_t function = plan.function;
+    auto event = planned.events.find(function);
+    uint32_t flag = event == planned.events.end() ? 0 : event->second;
+    bool internal = !std::binary_search(planned.chosen.begin(), planned.chosen.end(), function);
+    SONDE_TRY_VOID(add_site(tracee, {planned.image, function, std::move(plan), flag, internal, false}));
+  }
+  for (SystemCallPlan& call : planned.plan.system_calls) {
+    uint32_t function = call.site.function;
+    SONDE_TRY_VOID(add_site(tracee, {planned.image, function, std::move(call.site), kSiteSystemCall, true, false}));
   }
   return {};
 }
 
-// The site's record first, then the bytes: a hit finds its site complete.
-Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t number) {
+// The site's record first, then the bytes: a hit finds its site complete. Traps come last of all (arm_traps).
+Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
+  uint32_t number = static_cast<uint32_t>(sites_.size());
+  sites_.push_back(std::move(added));
+  const TargetSite& site = sites_.back();
   const SitePlan& plan = site.plan;
   Site& shared = session_sites(session_)[number];
   shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, 0};
@@ -174,19 +225,9 @@ Result<void> Target::arm_site(Tracee& tracee, const TargetSite& site, uint32_t n
     if (options_.stacks) flags |= kSiteStack;
   }
   shared.flags = flags;
-  if (!plan.island_bytes.empty())
-    SONDE_TRY_VOID(patch(tracee, site, plan.island, plan.island_original, plan.island_bytes));
-  return patch(tracee, site, plan.patch, plan.original, plan.bytes);
-}
-
-Result<void> Target::patch(Tracee& tracee, const TargetSite& site, Addr at, const std::vector<uint8_t>& original,
-                           const std::vector<uint8_t>& bytes) {
-  std::vector<uint8_t> there(original.size());
-  SONDE_TRY_VOID(tracee.read(at, there));
-  if (there != original)
-    return fail(fmt::format("the code at {:#x} is not what {} holds: somebody else patched it", at.value,
-                            images_[site.image].loaded.image->path()));
-  return tracee.write(at, bytes);
+  if (plan.method == Method::trap) return {};
+  if (!plan.island_bytes.empty()) SONDE_TRY_VOID(tracee.write(plan.island, plan.island_bytes));
+  return tracee.write(plan.patch, plan.bytes);
 }
 
 // Every image that defines an unwinder's functions, for the personality of the return trampolines.

@@ -28,9 +28,9 @@ struct TargetImage {
 
 struct TargetSite {
   uint32_t image;     // index into images()
-  uint32_t function;  // index into its functions()
+  uint32_t function;  // index into its functions(), kNoFunction for some system calls
   SitePlan plan;
-  uint32_t event_flag = 0;  // kSiteLoader and so on: the engine itself acts on its hits
+  uint32_t event_flag = 0;  // kSiteLoader, kSiteSystemCall and so on: the engine itself acts on its hits
   bool internal = false;    // only the engine does: no records
   bool gone = false;  // its image was unloaded
 };
@@ -47,7 +47,8 @@ using Selector = std::function<Result<std::vector<uint32_t>>(const LoadedImage& 
 
 struct TargetOptions {
   bool stacks = false;  // a stack per hit
-  bool allow_traps = false, force_traps = false;
+  bool allow_traps = false;  // where no jump fits, if the process can have them (host/plan/trap_safety.h)
+  bool force_traps = false;  // for every function; an error if the process cannot have them
 };
 
 class Target {
@@ -72,15 +73,31 @@ class Target {
   std::span<const TargetImage> images() const { return images_; }
   std::span<const TargetSite> sites() const { return sites_; }  // by site number, refused ones included
   std::span<const std::string> problems() const { return problems_; }
+  // Why sites that need a trap were refused, or had theirs taken away; "" if none was.
+  const std::string& no_traps() const { return no_traps_; }
   Addr agent_address(ImageAddr a) const { return Addr(a.value + agent_bias_); }
 
  private:
+  Result<Addr> agent_system_call() const;
   Result<Addr> map(Tracee& tracee, Addr at, uint64_t size, int protection, int flags, int fd);
-  Result<void> arm_image(Tracee& tracee, uint32_t image, const std::vector<uint32_t>& chosen,
-                         const std::map<uint32_t, uint32_t>& events);
-  Result<void> arm_site(Tracee& tracee, const TargetSite& site, uint32_t number);
-  Result<void> patch(Tracee& tracee, const TargetSite& site, Addr at, const std::vector<uint8_t>& original,
-                     const std::vector<uint8_t>& bytes);
+  // The plan of an image that was mapped just now, before anything is written.
+  struct Planned {
+    uint32_t image;
+    std::vector<uint32_t> chosen;
+    std::map<uint32_t, uint32_t> events;
+    ImagePlan plan;
+  };
+  Result<Planned> plan(Tracee& tracee, uint32_t image, std::vector<uint32_t> chosen, std::span<const Planned> before);
+  Result<void> refuse_differing(Tracee& tracee, SitePlan& site) const;
+  Result<void> arm(Tracee& tracee, Planned& planned);
+  Result<void> add_site(Tracee& tracee, TargetSite site);
+
+  // Traps, in traps.cc.
+  Result<void> decide_traps(Tracee& tracee, std::span<Planned> planned);
+  Result<void> begin_traps(Tracee& tracee);
+  Result<void> arm_traps(Tracee& tracee);
+  Result<void> disarm_traps(Tracee& tracee);
+  Result<std::string> process_obstacle(Tracee& tracee) const;
   Result<std::map<uint32_t, uint32_t>> event_functions(Tracee& tracee, const LoadedImage& loaded);
   Result<void> publish_unwinders(Tracee& tracee);
   Result<void> publish_tables(Tracee& tracee);
@@ -98,6 +115,10 @@ class Target {
   std::vector<TargetImage> images_;
   std::vector<TargetSite> sites_;
   std::vector<std::string> problems_;
+  bool has_traps_ = false;    // allowed, and possible so far
+  bool traps_begun_ = false;  // SIGTRAP is the agent's
+  uint32_t traps_seen_ = 0;   // sites below have theirs
+  std::string no_traps_;
 };
 
 }  // namespace sonde::host

@@ -54,6 +54,7 @@ struct TraceMeta {
   uint32_t pid = 0;
   bool stacks = false;
   std::string policy;
+  double trap_cost_ns = 0;  // of the signal that a hit of a trap takes; 0: there are no traps
   ClockSample start, end;  // without an end chunk: when the last account was given; {} if none was
   int wait_status = -1;  // of the program; -1: unknown
   bool complete = false;  // the end chunk is there

@@ -149,6 +149,7 @@ void TraceReader::merge(const std::string& text) {
       meta_.pid = j.at("pid");
       meta_.stacks = j.at("stacks");
       meta_.policy = j.at("policy");
+      meta_.trap_cost_ns = j.value("trap_cost_ns", 0.0);
     }
     for (const json& i : j.value("images", json::array()))
       meta_.images.push_back({i.at("path"), i.at("build_id"), i.at("begin"), i.at("end"), i.at("bias"), i.at("from")});

@@ -53,6 +53,7 @@ TraceMeta example_meta() {
   meta.pid = 4711;
   meta.stacks = true;
   meta.policy = "wait";
+  meta.trap_cost_ns = 1250.5;
   meta.start = {1000, 2000, 3000};
   return meta;
 }
@@ -128,6 +129,7 @@ TEST_CASE("a trace is read as it was written") {
   CHECK(m.start.ticks == 1000);
   CHECK(m.end.wall_ns == 13000);
   CHECK(m.wait_status == 256);
+  CHECK(m.trap_cost_ns == 1250.5);
   REQUIRE(m.images.size() == 2);
   CHECK(m.images[0].build_id == "abc123");
   CHECK(m.images[1].to_ticks == 900);

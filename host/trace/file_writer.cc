@@ -140,7 +140,8 @@ void TraceWriter::start(const TraceMeta& meta) {
                                {"command", meta.command},
                                {"pid", meta.pid},
                                {"stacks", meta.stacks},
-                               {"policy", meta.policy}}));
+                               {"policy", meta.policy},
+                               {"trap_cost_ns", meta.trap_cost_ns}}));
 }
 
 void TraceWriter::images(std::span<const TraceImage> added) {

@@ -51,9 +51,24 @@ C
 }
 
 @test "traps that nobody would handle are refused" {
-  run -2 "$SONDE" record -o trace --force-trap -- sh -c 'echo ran >ran'
+  run -1 "$SONDE" record -o trace --force-trap -- sh -c 'echo ran >ran'
   [[ "$output" == *"--force-trap"* ]]
   [ ! -e ran ]
+}
+
+@test "code that the loader changes is left alone" {
+  cat >app.c <<'CODE'
+#include <stdio.h>
+int value = 5;
+__asm__(".globl moved\n.type moved,@function\nmoved: movabs $value,%rax\n mov (%rax),%eax\n ret\n.size moved,.-moved\n");
+int moved(void);
+__attribute__((noinline)) int other(void) { return moved() + 1; }
+int main(void) { return printf("%d\n", other()) != 2; }
+CODE
+  gcc -O1 -w -Wl,-z,notext -o app app.c
+  same_as_untraced -- ./app
+  [ "$(calls_of other)" -eq 1 ]
+  "$SONDE" report trace | grep -q 'refused: 1 the code in memory differs from the file'
 }
 
 @test "a stack per hit does not overflow a small alternate stack" {
