@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "host/image/select.h"
 #include "host/plan/plan.h"
+#include "host/plan/trap_safety.h"
 
 namespace sonde::cli {
 namespace {
@@ -20,7 +21,7 @@ using namespace host;
 struct Options {
   std::string file;
   std::vector<std::string> patterns;
-  bool json = false, traps = false;
+  bool json = false, no_trap = false;
 };
 
 // A program's name as the shell would find it.
@@ -52,7 +53,15 @@ ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, 
   request.entry_trampoline = agent;
   request.used = {{Addr(), Addr(0x10000)}, loaded.range, {agent, agent + 0x40000}};
   request.allow_traps = traps;
+  request.system_calls = true;
   return require(plan_image(request));
+}
+
+// What `record` would do in a process with this file, as far as the file says: without traps where it forbids them.
+ImagePlan make_plan(const LoadedImage& loaded, const std::vector<uint32_t>& functions, bool traps, std::string* obstacle) {
+  ImagePlan plan = make_plan(loaded, functions, traps);
+  if (traps) *obstacle = trap_obstacle(loaded, plan);
+  return obstacle->empty() ? plan : make_plan(loaded, functions, false);
 }
 
 // One line's worth: the method, or why there is none, and what of a call is not seen.
@@ -83,7 +92,7 @@ Counts count(const ImagePlan& plan) {
   return counts;
 }
 
-void print_text(const Image& image, const ImagePlan& plan) {
+void print_text(const Image& image, const ImagePlan& plan, const std::string& obstacle) {
   fmt::print("{:>18} {:>8}  {:<12} {}\n", "ADDRESS", "SIZE", "METHOD", "FUNCTION");
   for (auto& site : plan.sites) {
     const Function& f = image.functions()[site.function];
@@ -99,6 +108,7 @@ void print_text(const Image& image, const ImagePlan& plan) {
     if (method != Method::refused) fmt::print("{:>8}  by {}\n", n, describe(method));
   for (auto& [reason, n] : counts.refusals) fmt::print("{:>8}  refused: {}\n", n, reason);
   for (auto& [reason, n] : counts.entry_only) fmt::print("{:>8}  entry only: {}\n", n, reason);
+  if (!obstacle.empty()) fmt::print("no traps in a program with this file: {}\n", printable(obstacle));
 }
 
 const char* source_name(FunctionSource source) {
@@ -110,7 +120,7 @@ const char* source_name(FunctionSource source) {
   return "?";
 }
 
-void print_json(const Image& image, const ImagePlan& plan) {
+void print_json(const Image& image, const ImagePlan& plan, const std::string& obstacle) {
   nlohmann::ordered_json out{{"file", image.path()}, {"build_id", image.build_id()}, {"stripped", image.stripped()}};
   auto& functions = out["functions"] = nlohmann::ordered_json::array();
   for (auto& site : plan.sites) {
@@ -128,6 +138,8 @@ void print_json(const Image& image, const ImagePlan& plan) {
   for (auto& [method, n] : counts.methods) summary["methods"][describe(method)] = n;
   for (auto& [reason, n] : counts.refusals) summary["refusals"][reason] = n;
   for (auto& [reason, n] : counts.entry_only) summary["entry_only"][reason] = n;
+  summary["system_calls"] = plan.system_calls.size();
+  if (!obstacle.empty()) summary["no_traps"] = obstacle;
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -140,9 +152,10 @@ int run(const Options& options) {
   if (auto error = selection.unmatched({&image, 1})) throw CommandError{*error};
   for (auto& note : selection.notes()) fmt::print(stderr, "sonde: note: {}\n", printable(note));
   LoadedImage loaded = place(image);
-  ImagePlan plan = make_plan(loaded, std::move(functions), options.traps);
-  if (options.json) print_json(*image, plan);
-  else print_text(*image, plan);
+  std::string obstacle;
+  ImagePlan plan = make_plan(loaded, functions, !options.no_trap, &obstacle);
+  if (options.json) print_json(*image, plan, obstacle);
+  else print_text(*image, plan, obstacle);
   return 0;
 }
 
@@ -153,7 +166,7 @@ void add_list(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("list", "Print what can be probed in a file and by which method, or why not");
   command->add_option("file", options->file, "A program (also by its name in PATH) or a library")->required()->type_name("FILE");
   command->add_option("patterns", options->patterns, "Only these functions: GLOB, MODULE:GLOB, !GLOB")->type_name("PATTERN");
-  command->add_flag("--traps", options->traps, "Allow one-byte traps where no jump fits");
+  command->add_flag("--no-trap", options->no_trap, "Refuse functions that only a one-byte trap fits");
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(
       "Without PATTERN: every function of the file. Addresses are the file's own.\n"
