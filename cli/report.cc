@@ -30,6 +30,7 @@ void run(Options& options) {
   if (access(options.file.c_str(), F_OK) != 0)
     throw CommandError{{options.file + ": no such file. Record first: sonde record ./program", 1}};
   host::Recording recording = require(host::open_recording(options.file));
+  require(host::check_functions(recording, options.view));
   options.view.width = terminal_width();
   options.view.min_time_ns = options.min_time_us * 1e3;
   if (options.tid) options.view.tid = options.tid;

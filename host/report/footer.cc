@@ -21,7 +21,7 @@ constexpr double kDefaultCallCostNs = 30;
 bool by_trap(const RecordedSite& site) { return site.method == describe(Method::trap); }
 
 struct Footer {
-  uint64_t events = 0, in_flight = 0, waits = 0, waited_ticks = 0;
+  uint64_t calls = 0, in_flight = 0, waits = 0, waited_ticks = 0;
   std::map<std::string, uint64_t> lost, refused, not_hooked;
   double cost_ns = 0;
   std::vector<std::pair<double, std::string>> costliest;  // ns
@@ -29,7 +29,7 @@ struct Footer {
 
 Footer gather(const Recording& recording, const Survey& survey) {
   Footer f;
-  f.events = survey.calls + survey.entries + survey.stacks;
+  f.calls = survey.calls + survey.entries;
   f.in_flight = survey.kinds[static_cast<size_t>(ExitKind::unfinished)];
   for (const RecordedThread& t : recording.threads) {
     f.waits += t.waits;
@@ -64,8 +64,12 @@ std::string list(const std::map<std::string, uint64_t>& counts) {
 
 std::string footer_text(const Recording& recording, const Survey& survey) {
   Footer f = gather(recording, survey);
-  std::string text = fmt::format("\n{} events of {} threads", format_count(f.events), recording.threads.size());
-  if (!recording.ended.empty()) text += fmt::format("; the program ended with {}", recording.ended);
+  std::string text = fmt::format("\n{} calls", format_count(f.calls));
+  if (survey.stacks) text += fmt::format(" and {} stacks", format_count(survey.stacks));
+  text += fmt::format(" of {} threads", recording.threads.size());
+  if (!recording.ended.empty())
+    text += fmt::format("; the program {} {}", recording.ended.starts_with("killed") ? "was" : "ended with",
+                        recording.ended);
   text += fmt::format("\nlost: {}; waited for room in a ring: {} ({} times)\n", list(f.lost),
                       format_time(recording.nanoseconds(f.waited_ticks)), format_count(f.waits));
   if (f.in_flight) text += fmt::format("calls still running at the end: {}\n", format_count(f.in_flight));
@@ -97,7 +101,7 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
 
 std::string footer_json(const Recording& recording, const Survey& survey) {
   Footer f = gather(recording, survey);
-  nlohmann::json j = {{"events", f.events},
+  nlohmann::json j = {{"events", f.calls + survey.stacks},
                       {"calls", survey.calls},
                       {"threads", recording.threads.size()},
                       {"command", recording.command},
