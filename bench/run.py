@@ -23,7 +23,8 @@ class Skip(Exception):
     pass
 
 
-def run(command, env=None, cwd=None):
+def run(command, env=None, cwd=None, said=None):
+    """The figure that the program printed; `said`, if given, gets what stood on standard error."""
     if not os.path.exists(command[0]) and not shutil.which(command[0]):
         raise Skip(f"{command[0]} does not exist")
     done = subprocess.run(command, env={**os.environ, **(env or {})}, cwd=cwd, capture_output=True, text=True, timeout=300)
@@ -32,6 +33,8 @@ def run(command, env=None, cwd=None):
     numbers = re.findall(r"^[0-9]+\.[0-9]{3}$", done.stdout, re.M)
     if not numbers:
         raise Skip(f"{command[0]} printed no figure: {done.stdout[-200:]!r}")
+    if said is not None:
+        said.append(done.stderr)
     return float(numbers[-1])
 
 
@@ -47,6 +50,7 @@ def append(path, line):
 class Bench:
     def __init__(self, build, scale):
         self.build, self.scale = build, scale
+        self.waited, self.lost = [], 0  # of the runs with two threads: share of the threads' time, records
         self.folder = tempfile.mkdtemp(prefix="sonde-bench-")
         self.plain = os.path.join(self.folder, "call_cost")
         subprocess.run(["gcc", "-O2", "-g", "-DWITH_FLOOR", f"{HERE}/call_cost.c", f"{HERE}/floor.S", "-o", self.plain,
@@ -56,14 +60,24 @@ class Bench:
         return str(max(1000, int(millions * 1e6 * self.scale)))
 
     def base(self, threads=1, depth=0):
-        return run([self.plain, "direct", self.calls(20), str(threads), str(depth)])
+        return run([self.plain, "direct", self.calls(20 if threads == 1 else 100), str(threads), str(depth)])
 
     def floor(self, threads=1, depth=0):
-        return run([self.plain, "floor", self.calls(10), str(threads), str(depth)])
+        return run([self.plain, "floor", self.calls(10 if threads == 1 else 30), str(threads), str(depth)])
 
     def sonde(self, threads=1, depth=0, *options):
         return run([f"{self.build}/sonde", "record", "-o", f"{self.folder}/t", "-f", "work", *options, "--", self.plain,
                     "direct", self.calls(4), str(threads), str(depth)])
+
+    def sonde_two(self):
+        """Long enough, more than half a second, that rings fill and the recorder's own work is paid for."""
+        calls, said = self.calls(20), []
+        each = run([f"{self.build}/sonde", "record", "-o", f"{self.folder}/t", "-f", "work", "--", self.plain, "direct", calls,
+                    "2", "0"], said=said)
+        lost, waited = re.search(r"(\d+) lost, waited ([\d.]+) s", said[0]).groups()
+        self.lost += int(lost)
+        self.waited.append(float(waited) * 1e9 / (2 * int(calls) * each))
+        return each
 
     def sonde_stack(self, threads=1, depth=DEPTH):
         return self.sonde(threads, depth, "-s")
@@ -124,7 +138,7 @@ def main():
         "LLVM XRay FDR": (lambda: bench.xray(), "base"),
         "kernel uprobe+uretprobe": (lambda: bench.uprobe(), "base"),
         "floor, 2 threads": (lambda: bench.floor(2), "base, 2 threads"),
-        "sonde, 2 threads": (lambda: bench.sonde(2), "base, 2 threads"),
+        "sonde, 2 threads": (lambda: bench.sonde_two(), "base, 2 threads"),
         "sonde, stack of 12": (lambda: bench.sonde_stack(), "base"),
     }
     bases = {"base": lambda: bench.base(), "base, 2 threads": lambda: bench.base(2)}
@@ -150,14 +164,21 @@ def main():
              "max_ns": round(max(values[name]), 2),
              "floors": round(median[name] / median["floor, 2 threads" if "2 threads" in name else "floor"], 2)}
             for name in jobs if name in median]
+    two = {}
+    if {"sonde", "sonde, 2 threads"} <= median.keys():
+        two = {"floor": median["floor, 2 threads"] / median["floor"], "sonde": median["sonde, 2 threads"] / median["sonde"],
+               "waited": statistics.median(bench.waited), "lost": bench.lost}
     if arguments.json:
-        print(json.dumps({"rounds": arguments.rounds, "rows": rows, "skipped": skipped}))
+        print(json.dumps({"rounds": arguments.rounds, "rows": rows, "two_threads": two, "skipped": skipped}))
         return
     if sys.stderr.isatty():
         print("\r", end="", file=sys.stderr)
     print(f"ns added per call of a {median['base']:.1f} ns function, entry + return; median of {arguments.rounds} (min .. max)")
     for row in rows:
         print(f"  {row['name']:<26} {row['median_ns']:9.1f}  ({row['min_ns']:.1f} .. {row['max_ns']:.1f})  {row['floors']:7.2f} x floor")
+    if two:
+        print(f"two threads against one: floor {two['floor']:.2f}, sonde {two['sonde']:.2f}: {two['sonde'] / two['floor']:.2f} x as the"
+              f" floor scales; sonde's threads waited {two['waited'] * 100:.1f} % of their time, {two['lost']} records lost")
     for name, reason in skipped.items():
         print(f"  {name:<26} not measured: {reason}")
 

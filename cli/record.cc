@@ -211,6 +211,7 @@ class Recording {
 
   // Drains until the program ends, or until the second Ctrl-C. Value: its wait status, or -1 if it still runs.
   int attend(Service& service) {
+    drain_first();
     for (;;) {
       recorder_->poll();
       if (auto served = service.poll(); !served) {
@@ -257,16 +258,21 @@ class Recording {
                                           n, n == 1 ? "" : "es", kCauses[cause]));
   }
 
-  // What ended unseen (a fatal signal, exec): how many calls were in flight is known, not which.
+  // Calls without a record: how many there are is known, not which. A thread that ended took with it those that it had
+  // left by longjmp or ended within; a process that ended unseen (a fatal signal, exec) those that ran.
   void note_unseen() {
-    uint64_t unseen = 0;
+    uint64_t of_threads = 0, of_processes = 0;
     for (const TraceThread& t : meta_.threads)
-      if (uint64_t known = t.records + t.lost_calls; t.calls > known) unseen += t.calls - known;
-    if (unseen)
+      if (uint64_t known = t.records + t.lost_calls; t.calls > known)
+        (t.outlived ? of_threads : of_processes) += t.calls - known;
+    if (of_threads)
+      meta_.notes.push_back(
+          fmt::format("{} calls ended with their threads, without a return: they are counted here only", of_threads));
+    if (of_processes)
       meta_.notes.push_back(
           fmt::format("{} calls were in flight when their process ended (killed, or became another "
                       "program): they are counted here only",
-                      unseen));
+                      of_processes));
   }
 
   void finish(Service& service, int wait_status) {
@@ -288,8 +294,9 @@ class Recording {
     size_t armed = 0, refused = 0;
     for (const TargetSite& site : target_->sites())
       if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;
-    tell("sonde: {} events of {} functions ({} refused), {} lost, waited {:.3f} s; {:.1f} MB in {}\n",
-               recorder_->events(), armed, refused, lost,
+    std::string stacks = options_.stacks ? fmt::format(" and {} stacks", recorder_->stacks()) : "";
+    tell("sonde: {} calls{} of {} functions ({} refused), {} lost, waited {:.3f} s; {:.1f} MB in {}\n",
+               recorder_->calls(), stacks, armed, refused, lost,
                static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
                static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (!writer_->failure().empty())

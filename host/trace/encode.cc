@@ -1,30 +1,48 @@
 #include "host/trace/encode.h"
 
-#include <bit>
+#include <algorithm>
 #include <cstring>
 
-#include "core/base/check.h"
 #include "core/base/cursor.h"
 
 namespace sonde::host {
 
 namespace {
 
-// A record's control byte holds three lengths: bits 0..1 of the time, 2..3 of the duration, 4..5 of the dictionary
-// number. 1, 2, 4 or 8 bytes; a number has none where it is new.
-constexpr unsigned kNewNumber = 3;
+// A group's control byte: bits 0..1 width of its times, 2..3 of its durations, as 1, 2, 4 or 8 bytes; 4..5 of its
+// numbers: none where each is the one that followed its predecessor the last time, or 1, 2, 4 bytes.
 constexpr size_t kHeaderBytes = 7 * 4;
+constexpr size_t kGroup = RecordEncoder::kGroup, kMostRecords = RecordEncoder::kMostRecords;
+constexpr size_t kSlack = kGroup * 8;  // a group is written whole, and only its part is counted
 
-constexpr uint64_t zigzag(uint64_t difference) { return (difference << 1) ^ (0 - (difference >> 63)); }
-constexpr uint64_t unzigzag(uint64_t value) { return (value >> 1) ^ (0 - (value & 1)); }
+// Where the columns lie in their memory: each has room for the worst records.
+constexpr size_t kNumbersAt = kMostRecords / kGroup + kSlack;
+constexpr size_t kTimesAt = kNumbersAt + kMostRecords * 4 + kSlack;
+constexpr size_t kDurationsAt = kTimesAt + kMostRecords * 8 + kSlack;
+constexpr size_t kFramesAt = kDurationsAt + kMostRecords * 8 + kSlack;
+constexpr size_t kColumnBytes = kFramesAt + RecordEncoder::kMostWords * 5;
 
-// Writes the low bytes of value; returns the code of their number. Needs eight bytes of room: no branch on the value.
-inline unsigned put(uint8_t*& at, uint64_t value) {
-  int bits = 64 - std::countl_zero(value | 1);
-  unsigned code = unsigned{bits > 8} + unsigned{bits > 16} + unsigned{bits > 32};
-  std::memcpy(at, &value, 8);
-  at += size_t{1} << code;
-  return code;
+unsigned width_code(uint64_t bits) {
+  return unsigned{bits >> 8 != 0} + unsigned{bits >> 16 != 0} + unsigned{bits >> 32 != 0};
+}
+
+template <class Narrow, class Wide>
+void put_narrow(uint8_t* to, const Wide* from) {
+  Narrow narrow[kGroup];
+  for (size_t i = 0; i < kGroup; i++) narrow[i] = static_cast<Narrow>(from[i]);
+  std::memcpy(to, narrow, sizeof narrow);
+}
+
+// Writes a group's values with the width of that code.
+template <class Wide>
+void put_column(uint8_t*& to, const Wide* from, size_t size, unsigned code) {
+  switch (code) {
+    case 0: put_narrow<uint8_t>(to, from); break;
+    case 1: put_narrow<uint16_t>(to, from); break;
+    case 2: put_narrow<uint32_t>(to, from); break;
+    default: put_narrow<uint64_t>(to, from); break;
+  }
+  to += size << code;
 }
 
 void put_uleb(uint8_t*& at, uint64_t value) {
@@ -41,6 +59,9 @@ uint64_t get(Cursor& column, unsigned code) {
   }
 }
 
+// Once: what is checked is what is used.
+uint64_t look(const uint64_t& shared) { return __atomic_load_n(&shared, __ATOMIC_RELAXED); }
+
 template <class T>
 void append(std::vector<uint8_t>& out, const T* from, size_t count) {
   auto* bytes = reinterpret_cast<const uint8_t*>(from);
@@ -49,70 +70,161 @@ void append(std::vector<uint8_t>& out, const T* from, size_t count) {
 
 }  // namespace
 
-// Where the next byte of each column goes; the areas are large enough for the worst records.
-struct RecordEncoder::Columns {
-  uint8_t *control, *numbers, *times, *durations, *frames;
-};
+RecordEncoder::RecordEncoder()
+    : cache_(new Cached[1u << kCacheBits]{}),
+      dictionary_(new uint64_t[kMostWords + 1]),
+      next_(new uint32_t[kMostWords + 1]),
+      columns_(new uint8_t[kColumnBytes]) {
+  reset();
+}
 
-RecordEncoder::RecordEncoder() : cache_(new Cached[1u << kCacheBits]{}) {}
+void RecordEncoder::reset() {
+  chunk_++;
+  control_ = columns_.get();
+  numbers_ = columns_.get() + kNumbersAt;
+  times_ = columns_.get() + kTimesAt;
+  durations_ = columns_.get() + kDurationsAt;
+  frames_ = columns_.get() + kFramesAt;
+  group_ = {};
+  records_ = known_ = previous_ = 0;
+  last_ = words_ = 0;
+  dictionary_[0] = 0;  // no record's word: the first one is never foreseen
+  next_[0] = 0;
+}
 
 uint32_t RecordEncoder::number(uint64_t word) {
   Cached& slot = cache_[(word * 0x9e3779b97f4a7c15) >> (64 - kCacheBits)];
   if (slot.word == word && slot.chunk == chunk_) [[likely]]
     return slot.index;
-  uint32_t index = static_cast<uint32_t>(dictionary_.size());
+  uint32_t index = known_++;
   slot = {word, index, chunk_};
-  dictionary_.push_back(word);
+  dictionary_[index] = word;
+  next_[index] = 0;
   return index;
 }
 
-void RecordEncoder::encode(std::span<const uint64_t> words, std::vector<uint8_t>& out) {
-  chunk_++;
-  dictionary_.clear();
-  size_t most = words.size() / 2 + 1, area = most * 8 + 8;  // records have two words at least
-  columns_.resize(most + 3 * area + words.size() * 5);
-  Columns begin{columns_.data(), columns_.data() + most, columns_.data() + most + area,
-                columns_.data() + most + 2 * area, columns_.data() + most + 3 * area};
-  Columns to = begin;
-  uint64_t last = 0;
-  for (size_t at = 0; at < words.size();) {
-    uint64_t head = words[at];
-    uint32_t count = record_words(head);
-    SONDE_CHECK(count != 0 && at + count <= words.size());
-    const uint64_t* record = &words[at];
-    at += count;
-    RecordType type = record_type(head);
-    if (type == RecordType::hole) continue;
-    uint64_t time = type == RecordType::call ? record[2] : record[1];
-    unsigned control = put(to.times, zigzag(time - last));
-    if (type == RecordType::call) control |= put(to.durations, time - record[1]) << 2;
-    last = time;
-    size_t known = dictionary_.size();
-    uint32_t n = number(head);
-    control |= (n == known ? kNewNumber : put(to.numbers, n)) << 4;
-    *to.control++ = static_cast<uint8_t>(control);
-    if (type != RecordType::stack) continue;
-    for (const uint64_t* frame = record + kStackHeaderWords; frame != record + count; frame++) {
-      known = dictionary_.size();
-      n = number(*frame);
-      put_uleb(to.frames, n == known ? 0 : n + 1);
-    }
+void RecordEncoder::add(uint64_t head, uint64_t time, uint64_t duration) {
+  uint32_t next = next_[previous_];
+  if (dictionary_[next] != head) {
+    next = next_[previous_] = number(head);
+    group_.foreseen = false;
   }
-  uint32_t header[] = {static_cast<uint32_t>(to.control - begin.control),
-                       static_cast<uint32_t>(dictionary_.size()),
-                       static_cast<uint32_t>(to.numbers - begin.numbers),
-                       static_cast<uint32_t>(to.times - begin.times),
-                       static_cast<uint32_t>(to.durations - begin.durations),
-                       static_cast<uint32_t>(to.frames - begin.frames),
-                       static_cast<uint32_t>(words.size())};
+  previous_ = next;
+  uint32_t i = group_.size++;
+  group_.number_bits |= group_.numbers[i] = next;
+  group_.time_bits |= group_.times[i] = time - last_;
+  group_.duration_bits |= group_.durations[i] = duration;
+  last_ = time;
+}
+
+void RecordEncoder::close_group() {
+  Group& g = group_;
+  unsigned time = width_code(g.time_bits), duration = width_code(g.duration_bits), number = width_code(g.number_bits);
+  put_column(times_, g.times, g.size, time);
+  put_column(durations_, g.durations, g.size, duration);
+  if (!g.foreseen) put_column(numbers_, g.numbers, g.size, number);
+  *control_++ = static_cast<uint8_t>(time | duration << 2 | (g.foreseen ? 0 : number + 1) << 4);
+  records_ += g.size;
+  g.size = g.number_bits = 0;
+  g.time_bits = g.duration_bits = 0;
+  g.foreseen = true;
+}
+
+// Calls that fill groups from their first record on, with everything in registers. Words taken; stops in front of whatever
+// is not of this kind.
+size_t RecordEncoder::take_calls(const uint64_t* words, size_t count) {
+  constexpr size_t kGroupWords = kGroup * kCallWords;
+  size_t taken = 0;
+  Group& g = group_;
+  while (g.size == 0 && count - taken >= kGroupWords && records_ < kMostRecords && words_ + kGroupWords <= kMostWords) {
+    uint64_t time_bits = 0, duration_bits = 0, last = last_;
+    uint32_t number_bits = 0, previous = previous_, i = 0;
+    for (const uint64_t* record = words + taken; i < kGroup; i++, record += kCallWords) {
+      uint64_t head = look(record[0]), entry = look(record[1]), exit = look(record[2]);
+      if (record_type(head) != RecordType::call) [[unlikely]]
+        break;
+      uint32_t next = next_[previous];
+      if (dictionary_[next] != head) [[unlikely]] {
+        next = next_[previous] = number(head);
+        g.foreseen = false;
+      }
+      previous = next;
+      number_bits |= g.numbers[i] = next;
+      time_bits |= g.times[i] = exit - last;
+      duration_bits |= g.durations[i] = exit - entry;
+      last = exit;
+    }
+    last_ = last;
+    previous_ = previous;
+    g.size = i;
+    g.time_bits = time_bits;
+    g.duration_bits = duration_bits;
+    g.number_bits = number_bits;
+    taken += i * kCallWords;
+    words_ += i * kCallWords;
+    if (i < kGroup) break;
+    close_group();
+  }
+  return taken;
+}
+
+RecordEncoder::Taken RecordEncoder::take(const uint64_t* words, size_t count, size_t most) {
+  Taken taken;
+  auto stop = [&](Stop why) { return taken.stop = why, taken; };
+  while (taken.words < count && taken.words < most) {
+    size_t of_calls = take_calls(words + taken.words, std::min(count, most) - taken.words);
+    taken.words += of_calls;
+    taken.calls += of_calls / kCallWords;
+    if (taken.words == count) break;
+    const uint64_t* record = words + taken.words;
+    uint64_t head = look(record[0]);
+    RecordType type = record_type(head);
+    uint32_t n = record_words(head);
+    if (n == 0) return stop(Stop::no_record);
+    if (n > count - taken.words) return stop(Stop::no_end);
+    if (type == RecordType::hole) {
+      taken.words += n;
+      continue;
+    }
+    if (records() == kMostRecords || words_ + n > kMostWords) return stop(Stop::full);
+    uint64_t first = look(record[1]), time = type == RecordType::call ? look(record[2]) : first;
+    add(head, time, time - first);
+    taken.calls += type == RecordType::call;
+    taken.entries += type == RecordType::entry;
+    taken.stacks += type == RecordType::stack;
+    if (type == RecordType::stack) {
+      for (uint32_t f = kStackHeaderWords; f < n; f++) {
+        uint32_t fresh = known_, frame = number(look(record[f]));
+        put_uleb(frames_, frame == fresh ? 0 : frame + 1);
+      }
+    }
+    words_ += n;
+    taken.words += n;
+    if (group_.size == kGroup) close_group();
+  }
+  return taken;
+}
+
+void RecordEncoder::finish(std::vector<uint8_t>& out) {
+  if (group_.size) close_group();
+  const uint8_t* begin = columns_.get();
+  auto length = [&](const uint8_t* end, size_t at) { return static_cast<uint32_t>(end - begin - at); };
+  uint32_t header[] = {records_,
+                       known_,
+                       length(numbers_, kNumbersAt),
+                       length(times_, kTimesAt),
+                       length(durations_, kDurationsAt),
+                       length(frames_, kFramesAt),
+                       static_cast<uint32_t>(words_)};
   static_assert(sizeof header == kHeaderBytes);
   append(out, header, std::size(header));
-  append(out, dictionary_.data(), dictionary_.size());
-  append(out, begin.control, header[0]);
-  append(out, begin.numbers, header[2]);
-  append(out, begin.times, header[3]);
-  append(out, begin.durations, header[4]);
-  append(out, begin.frames, header[5]);
+  append(out, dictionary_.get(), known_);
+  append(out, begin, static_cast<size_t>(control_ - begin));
+  append(out, begin + kNumbersAt, header[2]);
+  append(out, begin + kTimesAt, header[3]);
+  append(out, begin + kDurationsAt, header[4]);
+  append(out, begin + kFramesAt, header[5]);
+  reset();
 }
 
 namespace {
@@ -125,27 +237,27 @@ class RecordDecoder {
     uint32_t sizes[7];
     for (uint32_t& size : sizes) size = in_.read<uint32_t>();
     auto dictionary = in_.take(size_t{sizes[1]} * 8);
-    auto control = in_.take(sizes[0]);
+    auto control = in_.take((size_t{sizes[0]} + kGroup - 1) / kGroup);
     numbers_ = Cursor(in_.take(sizes[2]));
     times_ = Cursor(in_.take(sizes[3]));
     durations_ = Cursor(in_.take(sizes[4]));
     frames_ = Cursor(in_.take(sizes[5]));
     if (!in_.ok() || in_.left() != 0) return std::nullopt;
     dictionary_.resize(sizes[1]);
+    next_.resize(sizes[1] + 1);
     if (sizes[1]) std::memcpy(dictionary_.data(), dictionary.data(), dictionary.size());
-    words_.reserve(std::min<size_t>(sizes[6], control.size() * 3 + sizes[5]));
-    for (uint8_t c : control)
-      if (!record(c)) return std::nullopt;
+    words_.reserve(std::min<size_t>(sizes[6], size_t{sizes[0]} * 3 + sizes[5]));
+    for (size_t at = 0; at < sizes[0]; at++)
+      if (!record(control[at / kGroup])) return std::nullopt;
     if (new_ != dictionary_.size() || numbers_.left() || times_.left() || durations_.left() || frames_.left())
       return std::nullopt;
     return std::move(words_);
   }
 
  private:
-  // The word of a number; no_number: the next new one.
-  static constexpr uint64_t kNext = ~uint64_t{0};
+  // The word of a number that is known or the next new one.
   bool word(uint64_t number, uint64_t& to) {
-    if (number == kNext) number = new_++;
+    if (number == new_) new_++;
     if (number >= new_ || number >= dictionary_.size()) return false;
     to = dictionary_[number];
     return true;
@@ -154,24 +266,24 @@ class RecordDecoder {
   bool record(uint8_t control) {
     if (control >> 6) return false;
     unsigned code = control >> 4;
-    uint64_t head;
-    if (!word(code == kNewNumber ? kNext : get(numbers_, code), head)) return false;
+    uint64_t number = code == 0 ? next_[previous_] : get(numbers_, code - 1), head;
+    if (code == 0 && number >= new_) return false;
+    if (!word(number, head)) return false;
+    next_[previous_] = static_cast<uint32_t>(number);
+    previous_ = number;
+    last_ += get(times_, control & 3);
+    uint64_t duration = get(durations_, control >> 2 & 3);
     RecordType type = record_type(head);
-    last_ += unzigzag(get(times_, control & 3));
-    if (type != RecordType::call && (control & 12)) return false;
+    if (type != RecordType::call && duration) return false;
     switch (type) {
-      case RecordType::call: {
-        uint64_t duration = get(durations_, control >> 2 & 3);
-        words_.insert(words_.end(), {head, last_ - duration, last_});
-        break;
-      }
+      case RecordType::call: words_.insert(words_.end(), {head, last_ - duration, last_}); break;
       case RecordType::entry: words_.insert(words_.end(), {head, last_}); break;
       case RecordType::stack: {
         if (record_words(head) == 0) return false;
         words_.insert(words_.end(), {head, last_});
         for (uint32_t i = record_high(head); i > 0; i--) {
           uint64_t n = frames_.uleb(), frame;
-          if (!frames_.ok() || !word(n == 0 ? kNext : n - 1, frame)) return false;
+          if (!frames_.ok() || n > new_ || !word(n == 0 ? new_ : n - 1, frame)) return false;
           words_.push_back(frame);
         }
         break;
@@ -184,7 +296,8 @@ class RecordDecoder {
   Cursor in_;
   Cursor numbers_{{}}, times_{{}}, durations_{{}}, frames_{{}};
   std::vector<uint64_t> dictionary_, words_;
-  uint64_t new_ = 0, last_ = 0;
+  std::vector<uint32_t> next_;
+  uint64_t new_ = 0, last_ = 0, previous_ = 0;
 };
 
 }  // namespace

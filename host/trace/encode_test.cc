@@ -16,11 +16,22 @@ Words call(uint32_t site, uint32_t slot, uint64_t entry, uint64_t exit) {
 
 void add(Words& to, const Words& record) { to.insert(to.end(), record.begin(), record.end()); }
 
-std::vector<uint8_t> encoded(const Words& words) {
-  RecordEncoder encoder;
+// Taken in portions, as a ring gives them.
+std::vector<uint8_t> encoded(RecordEncoder& encoder, const Words& words, size_t portion = 4096) {
   std::vector<uint8_t> bytes;
-  encoder.encode(words, bytes);
+  for (size_t at = 0; at < words.size();) {
+    RecordEncoder::Taken taken = encoder.take(words.data() + at, words.size() - at, portion);
+    REQUIRE(taken.stop == RecordEncoder::Stop::taken);
+    REQUIRE(taken.words > 0);
+    at += taken.words;
+  }
+  encoder.finish(bytes);
   return bytes;
+}
+
+std::vector<uint8_t> encoded(const Words& words, size_t portion = 4096) {
+  RecordEncoder encoder;
+  return encoded(encoder, words, portion);
 }
 
 // Records of every kind with values of every length, times that go backwards included.
@@ -52,7 +63,7 @@ Words mixed(unsigned seed, int records) {
 TEST_CASE("records come back as they were") {
   for (unsigned seed = 1; seed <= 50; seed++) {
     Words words = mixed(seed, 2000);
-    auto back = decode_records(encoded(words));
+    auto back = decode_records(encoded(words, 1 + seed * seed));
     REQUIRE(back.has_value());
     REQUIRE(*back == words);
   }
@@ -63,9 +74,7 @@ TEST_CASE("one encoder serves chunk after chunk") {
   RecordEncoder encoder;
   for (unsigned seed = 1; seed <= 5; seed++) {
     Words words = mixed(seed, 3000);
-    std::vector<uint8_t> bytes;
-    encoder.encode(words, bytes);
-    REQUIRE(decode_records(bytes) == words);
+    REQUIRE(decode_records(encoded(encoder, words)) == words);
   }
 }
 
@@ -77,10 +86,71 @@ TEST_CASE("holes are left out") {
   CHECK(decode_records(encoded(words)) == expected);
 }
 
-TEST_CASE("a call of the common kind takes at most 5 bytes") {
+TEST_CASE("calls of the common kind take at most 3 bytes, in any order at most 5") {
   Words words;
   for (uint64_t i = 0; i < 10000; i++) add(words, call(i % 50, 1000 + i % 50, 1000 * i, 1000 * i + 100));
-  CHECK(encoded(words).size() <= 28 + 50 * 8 + 10000 * 5);
+  CHECK(encoded(words).size() <= 28 + 4 + 50 * 8 + 10000 * 3 + 10000 / 16 + 150);
+  std::mt19937 random(1);
+  for (uint64_t i = 0; i < 10000; i++) words[3 * i] = record_word(RecordType::call, 0, random() % 50, 1000);
+  CHECK(encoded(words).size() <= 28 + 4 + 50 * 8 + 10000 * 5);
+  CHECK(decode_records(encoded(words)) == words);
+}
+
+TEST_CASE("an encoder takes what fits into a chunk and goes on in the next") {
+  auto stops = [](const Words& words) {
+    RecordEncoder encoder;
+    Words back;
+    int full = 0;
+    for (size_t at = 0; at < words.size();) {
+      RecordEncoder::Taken taken = encoder.take(words.data() + at, words.size() - at, 10000);
+      at += taken.words;
+      REQUIRE((taken.words > 0 || taken.stop == RecordEncoder::Stop::full));
+      if (taken.stop != RecordEncoder::Stop::full && at != words.size()) continue;
+      full++;
+      std::vector<uint8_t> bytes;
+      encoder.finish(bytes);
+      CHECK(encoder.records() == 0);
+      auto part = decode_records(bytes);
+      REQUIRE(part.has_value());
+      back.insert(back.end(), part->begin(), part->end());
+    }
+    CHECK(back == words);
+    return full;
+  };
+  Words many;
+  for (uint64_t i = 0; i < RecordEncoder::kMostRecords + 1; i++) add(many, call(1, 2, i, i + 1));
+  CHECK(stops(many) == 2);
+  Words deep;
+  for (uint64_t i = 0; i < 200; i++) {
+    add(deep, {record_word(RecordType::stack, 0, 1, kMaxStackFrames), i});
+    for (uint64_t f = 0; f < kMaxStackFrames; f++) deep.push_back(i * f * 0x9e3779b97f4a7c15);
+  }
+  CHECK(stops(deep) == 2);
+}
+
+TEST_CASE("an encoder stops in front of what is no record") {
+  for (size_t before : {0, 1, 15, 16, 17, 40}) {
+    Words words;
+    for (uint64_t i = 0; i < before; i++) add(words, call(1, 2, i, i + 1));
+    for (auto [bad, why] : {std::pair{uint64_t{0}, RecordEncoder::Stop::no_record},
+                            {~uint64_t{0}, RecordEncoder::Stop::no_record},
+                            {record_word(RecordType::hole, 0, 0, 0), RecordEncoder::Stop::no_record},
+                            {record_word(RecordType::stack, 0, 0, 1001), RecordEncoder::Stop::no_record},
+                            {record_word(RecordType::hole, 0, 0, 0xffffffff), RecordEncoder::Stop::no_end},
+                            {record_word(RecordType::stack, 0, 0, 1000), RecordEncoder::Stop::no_end}}) {
+      Words all = words;
+      all.push_back(bad);
+      all.insert(all.end(), 60, 7);
+      RecordEncoder encoder;
+      RecordEncoder::Taken taken = encoder.take(all.data(), all.size(), all.size());
+      CHECK(taken.stop == why);
+      CHECK(taken.words == words.size());
+      CHECK(taken.calls == before);
+      std::vector<uint8_t> bytes;
+      encoder.finish(bytes);
+      CHECK(decode_records(bytes) == words);
+    }
+  }
 }
 
 TEST_CASE("damaged bytes are refused or decode to whole records") {

@@ -2,7 +2,7 @@
 // up to its last whole chunk, one damaged in the middle without the chunk it concerns; a chunk of records tells its
 // thread, so nothing but whole chunks is needed to use it.
 //
-//   FileHeader | Chunk { ChunkHeader, zstd frame } ...
+//   FileHeader | Chunk { ChunkHeader, zstd frame or plain bytes } ...
 //
 // Metadata chunks are JSON objects that add to what is known (images and sites may come later, with dlopen); record chunks
 // hold the records of one thread (encode.h). The last chunk is of kind `end`; without it the recorder died.
@@ -47,6 +47,7 @@ struct TraceThread {
   uint64_t records = 0;  // call records among what was written
   uint64_t waits = 0, waited_ticks = 0, lost_calls = 0;
   std::array<uint64_t, kLossCauses> lost{};
+  bool outlived = false;  // it ended and its process went on; not in the file
 };
 
 struct TraceMeta {
@@ -82,8 +83,11 @@ class TraceWriter {
   void images(std::span<const TraceImage> added);
   void sites(std::span<const TraceSite> added);
   void thread(uint32_t index, const TraceThread& thread);
-  // Whole and checked records.
-  void records(uint32_t thread, std::span<const uint64_t> words);
+  // What the encoder took; it begins anew.
+  void records(uint32_t thread, RecordEncoder& encoder);
+  // Whether there is time to compress records (at first there is). Where writing itself is what takes the time they are
+  // compressed all the same.
+  void set_hurry(bool hurry) { hurry_ = hurry; }
   // How the threads stand, in case there will be no end.
   void account(const ClockSample& now, std::span<const TraceThread> threads);
   void end(const TraceMeta& meta);
@@ -94,7 +98,7 @@ class TraceWriter {
 
  private:
   TraceWriter(int fd, uint64_t max_bytes);
-  void write_chunk(uint32_t kind, std::span<const uint8_t> raw);
+  void write_chunk(uint32_t kind, std::span<const uint8_t> raw, bool compress);
   void write_json(uint32_t kind, const std::string& text);
   bool write_all(std::span<const uint8_t> bytes);
   void reserve_room();
@@ -102,8 +106,9 @@ class TraceWriter {
   int fd_;
   uint64_t max_bytes_, bytes_ = 0, unwritten_ = 0, reserved_ = 0;
   std::string failure_;
+  bool hurry_ = false;
+  unsigned slow_writes_ = 0;  // so many chunks yet are compressed because one had to wait for the disk
   std::vector<uint8_t> packed_, encoded_;
-  RecordEncoder encoder_;
   struct ZSTD_CCtx_s* zstd_ = nullptr;
 };
 

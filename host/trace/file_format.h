@@ -6,7 +6,7 @@
 namespace sonde::host {
 
 constexpr char kTraceMagic[8] = {'S', 'O', 'N', 'D', 'E', 'T', 'R', '1'};
-constexpr uint32_t kTraceVersion = 1;
+constexpr uint32_t kTraceVersion = 2;
 constexpr uint32_t kChunkMagic = 0x4b484353;  // "SCHK"
 constexpr uint32_t kMaxChunkBytes = 64 << 20;
 
@@ -20,7 +20,7 @@ enum ChunkKind : uint32_t { kChunkMeta = 1, kChunkRecords = 2, kChunkEnd = 3 };
 struct ChunkHeader {
   uint32_t magic;
   uint32_t kind;    // ChunkKind
-  uint32_t packed;  // bytes that follow: one zstd frame
+  uint32_t packed;  // bytes that follow: one zstd frame, or if they are as many as raw, these themselves
   uint32_t raw;     // bytes it unpacks to
   uint32_t crc;     // CRC-32 (zlib) of the packed bytes
   uint32_t header_crc;  // CRC-32 of the fields above

@@ -30,6 +30,7 @@ ClockSample clock_from(const json& j) {
 }
 
 std::optional<std::vector<uint8_t>> unpack(const uint8_t* packed, uint32_t packed_size, uint32_t raw_size) {
+  if (packed_size == raw_size) return std::vector<uint8_t>(packed, packed + packed_size);
   std::vector<uint8_t> raw(raw_size);
   size_t got = ZSTD_decompress(raw.data(), raw_size, packed, packed_size);
   if (ZSTD_isError(got) || got != raw_size) return std::nullopt;

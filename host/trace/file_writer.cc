@@ -2,11 +2,13 @@
 // leaves a file that says what it lacks.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -23,17 +25,27 @@ namespace {
 constexpr int kLevel = 1;
 constexpr size_t kItemsPerChunk = 20000;
 constexpr uint64_t kReserveStep = 1 << 20, kRoomForEnd = 256 << 10;
+constexpr auto kSlowWrite = std::chrono::milliseconds(1);
+constexpr unsigned kCompressAfterSlowWrite = 64;
 
 json to_json(const ClockSample& c) {
   return {{"ticks", c.ticks}, {"monotonic_ns", c.monotonic_ns}, {"wall_ns", c.wall_ns}};
 }
 
-uint64_t count_records(std::span<const uint64_t> words) {
-  uint64_t count = 0;
-  for (size_t at = 0; at < words.size(); at += record_words(words[at]))
-    count += record_type(words[at]) != RecordType::hole;
-  return count;
-}
+// Whether the thread slept between two moments: a write that did waited for the disk.
+class Sleeps {
+ public:
+  Sleeps() : count_(voluntary()), since_(std::chrono::steady_clock::now()) {}
+  bool long_ones() const { return voluntary() != count_ && std::chrono::steady_clock::now() - since_ > kSlowWrite; }
+
+ private:
+  static long voluntary() {
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
+  }
+  long count_;
+  std::chrono::steady_clock::time_point since_;
+};
 
 json to_json(std::span<const TraceThread> threads) {
   json list = json::array();
@@ -64,7 +76,6 @@ TraceWriter::TraceWriter(TraceWriter&& other) noexcept
       unwritten_(other.unwritten_),
       reserved_(other.reserved_),
       failure_(std::move(other.failure_)),
-      encoder_(std::move(other.encoder_)),
       zstd_(std::exchange(other.zstd_, nullptr)) {}
 
 TraceWriter::~TraceWriter() {
@@ -114,15 +125,23 @@ void TraceWriter::reserve_room() {
   }
 }
 
-void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw) {
+// What compression does not make smaller is written as it is.
+void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw, bool compress) {
   packed_.resize(sizeof(ChunkHeader) + ZSTD_compressBound(raw.size()));
-  size_t size = ZSTD_compressCCtx(zstd_, packed_.data() + sizeof(ChunkHeader), packed_.size() - sizeof(ChunkHeader),
-                                  raw.data(), raw.size(), kLevel);
-  if (ZSTD_isError(size)) {
-    failure_ = ZSTD_getErrorName(size);
-    return;
+  uint8_t* contents = packed_.data() + sizeof(ChunkHeader);
+  size_t size = raw.size();
+  if (compress) {
+    size = ZSTD_compressCCtx(zstd_, contents, packed_.size() - sizeof(ChunkHeader), raw.data(), raw.size(), kLevel);
+    if (ZSTD_isError(size)) {
+      failure_ = ZSTD_getErrorName(size);
+      return;
+    }
   }
-  uint32_t crc = static_cast<uint32_t>(crc32_z(0, packed_.data() + sizeof(ChunkHeader), size));
+  if (size >= raw.size()) {
+    size = raw.size();
+    if (size) std::memcpy(contents, raw.data(), size);
+  }
+  uint32_t crc = static_cast<uint32_t>(crc32_z(0, contents, size));
   ChunkHeader header{kChunkMagic, kind, static_cast<uint32_t>(size), static_cast<uint32_t>(raw.size()), crc, 0};
   header.header_crc =
       static_cast<uint32_t>(crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)));
@@ -132,7 +151,7 @@ void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw) {
 
 void TraceWriter::write_json(uint32_t kind, const std::string& text) {
   if (kind != kChunkEnd && !failure_.empty()) return;
-  write_chunk(kind, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  write_chunk(kind, {reinterpret_cast<const uint8_t*>(text.data()), text.size()}, true);
 }
 
 void TraceWriter::start(const TraceMeta& meta) {
@@ -169,19 +188,21 @@ void TraceWriter::thread(uint32_t index, const TraceThread& t) {
   write_json(kChunkMeta, dump({{"thread", {{"index", index}, {"pid", t.pid}, {"tid", t.tid}, {"name", t.name}}}}));
 }
 
-void TraceWriter::records(uint32_t thread, std::span<const uint64_t> words) {
-  if (words.empty()) return;
-  if (failure_.empty() && max_bytes_ && bytes_ >= max_bytes_) failure_ = "the size given with --max-size is reached";
-  if (!failure_.empty()) {
-    unwritten_ += count_records(words);
-    return;
-  }
-  reserve_room();
+void TraceWriter::records(uint32_t thread, RecordEncoder& encoder) {
+  uint32_t count = encoder.records();
+  if (count == 0) return;
   encoded_.assign({static_cast<uint8_t>(thread), static_cast<uint8_t>(thread >> 8), static_cast<uint8_t>(thread >> 16),
                    static_cast<uint8_t>(thread >> 24)});
-  encoder_.encode(words, encoded_);
-  if (failure_.empty()) write_chunk(kChunkRecords, encoded_);
-  if (!failure_.empty()) unwritten_ += count_records(words);
+  encoder.finish(encoded_);
+  if (failure_.empty() && max_bytes_ && bytes_ >= max_bytes_) failure_ = "the size given with --max-size is reached";
+  if (failure_.empty()) {
+    Sleeps sleeps;
+    reserve_room();
+    if (failure_.empty()) write_chunk(kChunkRecords, encoded_, !hurry_ || slow_writes_ > 0);
+    if (sleeps.long_ones()) slow_writes_ = kCompressAfterSlowWrite;
+    else if (slow_writes_) slow_writes_--;
+  }
+  if (!failure_.empty()) unwritten_ += count;
 }
 
 void TraceWriter::account(const ClockSample& now, std::span<const TraceThread> threads) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,10 @@
 #include "host/trace/session.h"
 
 namespace sonde::host {
+
+// Lets the calling thread, which is to drain, have a processor soon after it wakes, as far as that is permitted: threads
+// that wait for room use theirs up without doing anything. What it starts does not inherit that.
+void drain_first();
 
 class Recorder {
  public:
@@ -30,7 +35,9 @@ class Recorder {
   // Takes the rest and fills the account: threads, losses, notes.
   void finish(TraceMeta& meta);
 
-  uint64_t events() const { return events_; }
+  // Taken so far: calls (also those whose return is not hooked) and stacks.
+  uint64_t calls() const { return calls_; }
+  uint64_t stacks() const { return stacks_; }
 
  private:
   struct RingView {
@@ -41,20 +48,22 @@ class Recorder {
   };
   struct Thread {
     TraceThread info;
-    std::vector<uint64_t> pending;  // words not written yet
+    std::unique_ptr<RecordEncoder> pending;  // records not written yet; null: none
   };
   uint32_t rings_taken() const;
   bool look_at(uint32_t ring);
   uint64_t drain(uint32_t ring);
-  uint64_t take_records(RingView& view, const uint64_t* data, uint64_t count, std::string& problem);
+  RecordEncoder::Taken take(uint32_t thread, const uint64_t* words, uint64_t count);
   void close_ring(uint32_t ring, const std::string& why);
   void flush(uint32_t thread);
   void flush_all(int64_t now);
   void choose_pause(int64_t now, uint64_t fullest);
+  void choose_hurry(int64_t now);
   void keep_account(uint32_t ring);
   void note_unfinished_record(uint32_t ring);
   void recycle_ended();
   bool in_session(uint32_t pid);
+  bool outlives(uint32_t pid);
   void note(std::string sentence);
   uint32_t new_thread(uint32_t pid, uint32_t tid);
   void count_site_losses(TraceMeta& meta);
@@ -65,8 +74,8 @@ class Recorder {
   std::vector<Thread> threads_;
   std::vector<std::string> notes_;
   std::map<uint32_t, bool> processes_;  // those that were asked whether they map the session
-  uint64_t events_ = 0, events_at_account_ = 0;
-  int64_t last_poll_ns_, last_flush_ns_, last_account_ns_;
+  uint64_t calls_ = 0, stacks_ = 0, calls_at_account_ = 0;
+  int64_t last_poll_ns_, last_flush_ns_, last_account_ns_, last_look_ns_ = 0;
   int64_t pause_ns_ = 0;
 };
 

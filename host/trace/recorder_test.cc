@@ -100,7 +100,7 @@ TEST_CASE("recorder: what threads write is in the file, thread by thread, in ord
   uint64_t late[] = {record_word(RecordType::call, static_cast<uint8_t>(ExitKind::unfinished), 1, 5), 777777, 888888};
   b.recorder->append(static_cast<uint32_t>(getpid()), 11, late);
   b.recorder->append(static_cast<uint32_t>(getpid()), 99, late);
-  CHECK(b.recorder->events() == 40002);
+  CHECK(b.recorder->calls() == 40002);
   TraceReader reader = b.finish();
   auto got = numbers(reader);
   Words expected = counting(0, 20000);
@@ -218,6 +218,29 @@ TEST_CASE("recorder: a ring given back serves the next thread, and each keeps it
     CHECK(reader.meta().threads[i].calls == 10 + i);
     CHECK(numbers(reader)[i] == counting(0, 10 + i));
   }
+}
+
+TEST_CASE("recorder: calls without a record are their thread's where it ended before the process") {
+  Bench b({.ring_count = 3, .ring_bytes = 1 << 16, .max_sites = 10});
+  RingHeader* first = b.take(100);
+  REQUIRE(b.write(first, 1));
+  first->calls = 3;
+  ring_end(first);
+  usleep(210000);
+  b.recorder->poll();
+  RingHeader* still_there = b.take();
+  REQUIRE(b.write(still_there, 1));
+  still_there->calls = 2;
+  RingHeader* last = b.take(102);
+  REQUIRE(b.write(last, 1));
+  last->calls = 2;
+  b.recorder->poll();
+  ring_end(last);
+  b.finish();
+  REQUIRE(b.meta.threads.size() == 3);
+  CHECK(b.meta.threads[0].outlived);
+  CHECK_FALSE(b.meta.threads[1].outlived);
+  CHECK(b.meta.threads[2].outlived);
 }
 
 TEST_CASE("recorder: the ring of a thread that vanished is freed, one of an unknown thread is not") {
@@ -343,7 +366,7 @@ void two_producers(FullPolicy policy, uint64_t each) {
   b.recorder->poll();
   cpu += cpu_ns();
   double seconds = static_cast<double>(sample_clock().monotonic_ns - start.monotonic_ns) / 1e9;
-  uint64_t events = b.recorder->events();
+  uint64_t calls = b.recorder->calls();
   TraceReader reader = b.finish();
   uint64_t lost = 0, in_file = 0, waited = 0;
   for (const TraceThread& t : reader.meta().threads) {
@@ -356,8 +379,8 @@ void two_producers(FullPolicy policy, uint64_t each) {
   MESSAGE((policy == FullPolicy::wait ? "wait: " : "drop: "), static_cast<double>(2 * each) / seconds / 1e6,
           " M records/s attempted, lost ", lost, ", waited ",
           TickClock(reader.meta().start, reader.meta().end).ns(static_cast<int64_t>(waited)) / 1e9, " s; recorder ",
-          static_cast<double>(cpu) / static_cast<double>(events), " ns and ",
-          static_cast<double>(st.st_size) / static_cast<double>(events), " bytes of file a record");
+          static_cast<double>(cpu) / static_cast<double>(calls), " ns and ",
+          static_cast<double>(st.st_size) / static_cast<double>(calls), " bytes of file a record");
   CHECK(in_file == written[0] + written[1]);
   CHECK(in_file + lost == 2 * each);
   if (policy == FullPolicy::wait) CHECK(lost == 0);

@@ -17,7 +17,7 @@ namespace sonde::host {
 struct SessionOptions {
   FullPolicy policy = FullPolicy::wait;
   uint32_t ring_count = 512;
-  uint64_t ring_bytes = 1 << 20;  // a power of two, at least 64 KiB
+  uint64_t ring_bytes = 4 << 20;  // a power of two, at least 64 KiB; some milliseconds of calls at full speed
   uint32_t max_sites = kMaxSites;
   unsigned heartbeat_timeout_ms = 70;  // waiters give up after this: less than 100 ms after a kill -9 of the recorder
 };

@@ -1,0 +1,61 @@
+# What the last lines of a recording and of a report say: calls, stacks, how it ended, what was left without a record.
+load common
+
+setup() {
+  cd "$BATS_TEST_TMPDIR" || exit 1
+  cat >left.c <<'C'
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <unistd.h>
+__attribute__((noinline)) void leave(void* to) { longjmp(*(jmp_buf*)to, 1); }
+static void* run(void* a) {
+  jmp_buf here;
+  if (!setjmp(here)) leave(&here);
+  return a;
+}
+int main(int argc, char** argv) {
+  (void)argv;
+  for (int i = 0; i < 20; i++) {
+    pthread_t t;
+    pthread_create(&t, 0, run, 0);
+    pthread_join(t, 0);
+  }
+  usleep(800000);
+  if (argc > 1) kill(getpid(), SIGKILL);
+  return 0;
+}
+C
+  gcc -O2 left.c -o left -pthread
+}
+
+@test "calls that ended threads had left by longjmp are not called in flight at the end of the process" {
+  "$SONDE" record -o trace -f leave -- ./left killed 2>err || true
+  "$SONDE" report trace >out
+  recorded=$(calls_of leave)
+  without=$(sed -n 's/^note: \([0-9]*\) calls ended with their threads, without a return.*/\1/p' out)
+  [ $((recorded + ${without:-0})) = 20 ]
+  [ "${without:-0}" -gt 0 ]
+  [ "$(grep -c 'in flight' out)" = 0 ]
+  grep -q 'the program was killed by signal 9 (Killed)' out
+}
+
+@test "stacks are counted apart from calls" {
+  "$SONDE" record -o trace -s -f leave -- ./left 2>err
+  grep -q '^sonde: 20 calls and 20 stacks of 1 functions (0 refused), 0 lost' err
+  "$SONDE" report trace >out
+  grep -q '^20 calls and 20 stacks of [0-9]* threads; the program ended with exit status 0' out
+  "$SONDE" record -o trace -f leave -- ./left 2>err
+  grep -q '^sonde: 20 calls of 1 functions' err
+}
+
+@test "report -f with a name that is not there names what is near and shows nothing" {
+  "$SONDE" record -q -o trace -f leave -- ./left
+  status=0
+  "$SONDE" report -f leaves trace >out 2>err || status=$?
+  [ "$status" = 2 ]
+  [ ! -s out ]
+  grep -q "no function in trace matches 'leaves'; nearest: leave" err
+  "$SONDE" report -f 'l*v?' trace >out
+  grep -q leave out
+}
