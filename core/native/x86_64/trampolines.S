@@ -87,7 +87,7 @@ sonde_return_common:
     // with the store, and unwinders look up callers at the byte before their pc, that is within the call.
     .cfi_remember_state
     testl $NO_TICKS, sonde_agent_control + CONTROL_FLAGS(%rip)
-    jnz 2f
+    jnz sonde_return_without_ticks
     rdtsc
 1:  mov 80(%rsp), %rdi             // T
     mov ENTRY_DISTANCE(%rdi), %rcx // entry.real
@@ -123,11 +123,15 @@ sonde_return_common:
     lea 8(%rsp), %rsp              // the slot stays intact in the red zone
     .cfi_def_cfa_offset 0
     jmp *-8(%rsp)                  // not `ret`: the return predictor stays paired with the program's calls
+    .size sonde_return_common, . - sonde_return_common
+
     .cfi_restore_state
-2:  xor %eax, %eax                 // the time stamp counter is forbidden: nothing is recorded
+    .type sonde_return_without_ticks, @function
+sonde_return_without_ticks:        // the time stamp counter is forbidden: nothing is recorded
+    xor %eax, %eax
     xor %edx, %edx
     jmp 1b
-    .size sonde_return_common, . - sonde_return_common
+    .size sonde_return_without_ticks, . - sonde_return_without_ticks
     .cfi_endproc
 
 // Unwinding (exception, pthread_exit, cancellation) reached a hooked frame and the personality sent it here.
