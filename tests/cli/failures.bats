@@ -50,14 +50,14 @@ C
   gcc -O2 storm.c -o storm
   "$SONDE" record -q -o trace -f f -- ./storm >out &
   recorder=$!
-  sleep 0.5
-  target=$(pgrep -P $recorder -x storm)
+  until target=$(pgrep -P $recorder -x storm); do kill -0 $recorder; done
+  until grep -q '^TracerPid:[[:space:]]0' /proc/$target/status; do kill -0 $recorder; done  # launched
+  sleep 0.1
   kill -9 $recorder
-  for i in $(seq 100); do
+  for i in $(seq 1200); do  # two seconds of work, on a machine that may have much else to do
     kill -0 "$target" 2>/dev/null || break
     sleep 0.1
   done
-  ! kill -0 "$target" 2>/dev/null
   [ "$(cat out)" = 60000000 ]
   "$SONDE" report trace | grep -q 'end of the recording is missing'
 }

@@ -118,7 +118,8 @@ class Process:
         """Stacks by thread id -> by the name of the thread: the first has the chain of six."""
         if sorted(stacks) != self.threads:
             raise Failure(f"threads {sorted(stacks)}, not {self.threads}")
-        return dict(zip(("chain", "deep"), (stacks[tid] for tid in self.threads)))
+        deep, = (tid for tid in self.threads if tid != self.pid)
+        return {"chain": stacks[self.pid], "deep": stacks[deep]}
 
     def die_with_core(self):
         """The kernel's core file, or why there is none."""
