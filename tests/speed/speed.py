@@ -60,13 +60,14 @@ class Speed:
                 str(seconds or self.seconds), self.account]
 
     def record(self, trace, *options):
-        """Calls in the report, calls lost, calls made, the recorder's last lines."""
-        recorder = subprocess.Popen(self.command(trace, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        """Calls in the report, calls lost, calls made."""
+        seconds = self.seconds * (2 if "--drop" in options else 1)
+        recorder = subprocess.Popen(self.command(trace, *options, seconds=seconds), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if "--drop" in options:
             while recorder.poll() is None and not (os.path.exists(trace) and os.path.getsize(trace) > 20000):
                 time.sleep(0.01)  # records come
             recorder.send_signal(signal.SIGSTOP)
-            time.sleep(self.seconds / 2)
+            time.sleep(seconds / 2)
             recorder.send_signal(signal.SIGCONT)
         output, said = recorder.communicate(timeout=60 + 60 * self.seconds)
         assert (recorder.returncode, output) == (3, "done\n"), (recorder.returncode, output, said)
@@ -81,7 +82,7 @@ class Speed:
         assert int(said[1]) == calls, (said[0], calls)
         made, _ = account(self.account)
         print(f"{' '.join(options) or 'wait'}, {os.path.dirname(trace)}: {made} calls made"
-              f" ({made / self.seconds / THREADS / 1e6:.2f} M/s a thread), {calls} recorded, {said[2]} lost,"
+              f" ({made / seconds / THREADS / 1e6:.2f} M/s a thread), {calls} recorded, {said[2]} lost,"
               f" waited {said[3]} s, {size / max(calls, 1):.2f} bytes a call")
         return calls, int(said[2]), made
 
@@ -102,10 +103,16 @@ class Speed:
             os.unlink(self.account)
         os.mkfifo(pipe)
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        recorder = subprocess.Popen(self.command(pipe, "-q", seconds=4), stdout=subprocess.PIPE, text=True)
+        recorder = subprocess.Popen(self.command(pipe, "-q", seconds=6), stdout=subprocess.PIPE, text=True)
+        begun = []
+        while len(begun) < 1 + THREADS:  # its own and the program's
+            assert recorder.poll() is None, "the program did not run"
+            with open(f"/proc/{recorder.pid}/task/{recorder.pid}/children") as file:
+                children = file.read().split()
+            begun = os.listdir(f"/proc/{children[0]}/task") if children else []
+            time.sleep(0.01)
+        program = int(children[0])
         time.sleep(2)  # a ring is full within 20 ms at that rate
-        with open(f"/proc/{recorder.pid}/task/{recorder.pid}/children") as file:
-            program = int(file.read().split()[0])
         before = delays(program)
         killed = time.monotonic_ns()
         recorder.kill()
