@@ -956,6 +956,99 @@ TEST_CASE("traps: many threads under a storm of signals change masks, trap and s
   signal(SIGUSR1, SIG_DFL);
 }
 
+TEST_CASE("traps: a thread is cancelled where it waits in a call that the agent makes") {
+  engine_with_traps();
+  static int cleaned, waiting;
+  for (int how = 0; how < 4; how++) {
+    CAPTURE(how);
+    cleaned = waiting = 0;
+    pthread_t thread;
+    pthread_create(
+        &thread, nullptr,
+        [](void* argument) -> void* {
+          struct Cleanup {
+            ~Cleanup() { cleaned++; }
+          } cleanup;
+          set_mask(bit(SIGTRAP));
+          sigset_t none;
+          sigemptyset(&none);
+          timespec long_time{60, 0};
+          __atomic_store_n(&waiting, 1, __ATOMIC_RELEASE);
+          switch (*static_cast<int*>(argument)) {
+            case 0: sigsuspend(&none); break;
+            case 1: ppoll(nullptr, 0, &long_time, &none); break;
+            case 2: pselect(0, nullptr, nullptr, nullptr, &long_time, &none); break;
+            case 3: sigtimedwait(&none, nullptr, &long_time); break;
+          }
+          return nullptr;
+        },
+        &how);
+    while (!__atomic_load_n(&waiting, __ATOMIC_ACQUIRE)) usleep(1000);
+    usleep(20000);
+    pthread_cancel(thread);
+    void* result;
+    pthread_join(thread, &result);
+    CHECK((result == PTHREAD_CANCELED));
+    CHECK(cleaned == 1);
+  }
+}
+
+TEST_CASE("traps: at random times over masks, waits and children everything is as the program set it") {
+  Harness& harness = engine_with_traps();
+  static long in_detours, signals, wrong;
+  in_detours = signals = wrong = 0;
+  install(SIGALRM, [](int, siginfo_t*, void* context) {
+    int error = errno;
+    auto* interrupted = static_cast<ucontext_t*>(context);
+    auto pc = static_cast<uint64_t>(interrupted->uc_mcontext.gregs[REG_RIP]);
+    signals++;
+    in_detours += the_harness().is_detour(pc);
+    wrong += trapped(1) != 3;
+    uint64_t inside = mask_now();
+    wrong += !(inside & bit(SIGALRM));
+    set_mask(~uint64_t{0});
+    wrong += trapped(2) != 4;
+    set_mask(inside);
+    errno = error;
+  });
+  const char* wanted = getenv("SONDE_SIGNALS");
+  long limit = wanted ? atol(wanted) : 10000;
+  itimerval timer{{0, 200}, {0, 200}};
+  setitimer(ITIMER_REAL, &timer, nullptr);
+  timespec short_time{0, 100000};
+  sigset_t none;
+  sigemptyset(&none);
+  for (long i = 0; signals < limit; i++) {
+    const volatile uint64_t mask = i % 3 == 0 ? bit(SIGTRAP) : i % 3 == 1 ? bit(SIGTRAP) | bit(SIGUSR1) : bit(SIGUSR1);
+    set_mask(mask);
+    wrong += mask_now() != mask;
+    wrong += trapped(3) != 5;
+    ppoll(nullptr, 0, &short_time, &none);
+    wrong += mask_now() != mask;
+    if (!sigsetjmp(back, 1)) {
+      set_mask(mask ^ bit(SIGTRAP));
+      siglongjmp(back, 1);
+    }
+    wrong += mask_now() != mask;
+    wrong += (installed(SIGALRM).sa_flags & SA_SIGINFO) == 0;
+    if (i % 512 == 0) {
+      pid_t child = fork();
+      if (child == 0) _exit(mask_now() == mask && trapped(3) == 5 ? 42 : 1);
+      int status;
+      while (waitpid(child, &status, 0) < 0) {
+      }
+      wrong += WEXITSTATUS(status) != 42;
+      harness.drain();
+    }
+  }
+  timer = {};
+  setitimer(ITIMER_REAL, &timer, nullptr);
+  set_mask(0);
+  signal(SIGALRM, SIG_DFL);
+  CHECK(wrong == 0);
+  CHECK(in_detours == 0);
+}
+
 // ---- the agent takes the traps out by itself. In forked children: they stay in the test.
 
 namespace {
