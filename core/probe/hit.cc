@@ -161,14 +161,11 @@ void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uin
   return !(flags & kSiteSilent);
 }
 
-constexpr uint64_t kStatusFlags = 0x8d5, kLahfFlags = 0xd5, kOverflow = 0x800;  // OF SF ZF AF PF CF
+constexpr uint64_t kLahfFlags = 0xd5, kOverflow = 0x800;  // SF ZF AF PF CF; OF
 
-// What the processor had in its flags register at the site.
-uint64_t site_flags(const EntryFrame& frame) {
-  uint64_t now;
-  asm volatile("pushfq; popq %0" : "=r"(now));
-  uint64_t saved = (frame.flags >> 8 & kLahfFlags) | (frame.flags & 1 ? kOverflow : 0);
-  return (now & ~kStatusFlags) | saved;
+// The status flags at the site, as the flags register has them.
+uint64_t status_flags(const EntryFrame& frame) {
+  return (frame.flags >> 8 & kLahfFlags) | (frame.flags & 1 ? kOverflow : 0);
 }
 
 // A system call instruction is about to run. If the call is carried out here, the program goes on behind it.
@@ -179,7 +176,7 @@ uint64_t site_flags(const EntryFrame& frame) {
   if (!mind_system_call(call, &result)) return;
   frame->rax = static_cast<uint64_t>(result);
   frame->rcx = site.patch + kSystemCallBytes;
-  frame->r11 = site_flags(*frame);
+  frame->r11 = status_flags(*frame);  // the others are added on the way out
   frame->site = site.resume + kSystemCallBytes;
   sonde_leave_system_call(frame, rbp, rbx, r12, r13, r14, r15);
 }

@@ -20,6 +20,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -424,6 +425,52 @@ TEST_CASE("handlers: more than there are entrances still run") {
           }
           return 0;
         }) == 0);
+}
+
+// ---- every instruction of the way through the agent, by the trap flag
+
+namespace {
+std::vector<void*> callers_of_stepped;
+std::vector<uint64_t> stepped_at, wrong_at;
+void compares_stack(int, siginfo_t*, void* context) {
+  void* pcs[64];
+  auto pc = static_cast<uint64_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+  auto count = static_cast<size_t>(backtrace(pcs, 64)), callers = callers_of_stepped.size();
+  bool right =
+      count > callers && std::equal(callers_of_stepped.begin(), callers_of_stepped.end(), pcs + count - callers);
+  stepped_at.push_back(pc);
+  if (!right) wrong_at.push_back(pc);
+}
+__attribute__((noinline)) bool stepped() {
+  void* pcs[64];
+  callers_of_stepped.assign(pcs + 1, pcs + backtrace(pcs, 64));
+  struct sigaction now{};
+  asm volatile("pushfq; orq $0x100, (%%rsp); popfq" ::: "memory", "cc");
+  int result = sigaction(SIGUSR1, nullptr, &now);
+  asm volatile("pushfq; andq $~0x100, (%%rsp); popfq" ::: "memory", "cc");
+  return result == 0;
+}
+}  // namespace
+
+TEST_CASE("system calls: at every instruction of a carried-out call an unwinder finds the callers") {
+  Harness& harness = engine();
+  stepped_at.reserve(100000), wrong_at.reserve(100000);
+  install(SIGTRAP, compares_stack);
+  CHECK(stepped());
+  signal(SIGTRAP, SIG_DFL);
+  CHECK(stepped_at.size() > 200);
+  CHECK(wrong_at.size() == 0);
+  // All of the way in and of the way out was among them: the instructions lie one behind the other.
+  auto seen = [](uint64_t begin, uint64_t bytes) {
+    std::vector<uint64_t> there;
+    for (uint64_t pc : stepped_at)
+      if (pc - begin < bytes) there.push_back(pc);
+    std::sort(there.begin(), there.end());
+    return static_cast<size_t>(std::unique(there.begin(), there.end()) - there.begin());
+  };
+  CHECK(seen(harness.agent_symbol("sonde_entry"), 24) >= 12);
+  CHECK(seen(harness.agent_symbol("sonde_leave_system_call"), 96) == 25);
+  for (uint64_t pc : stepped_at) CHECK_FALSE(harness.is_detour(pc));
 }
 
 TEST_CASE("handlers: a displaced instruction that faults has its original address") {

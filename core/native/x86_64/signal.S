@@ -3,6 +3,7 @@
 // restorer: (sp) = the restorer, rdi, rsi, rdx = signal, siginfo, ucontext, rax = 0; ucontext at sp + 8.
 
     .equ ENTRANCES, 1024           // kHandlers
+    .equ STATUS_FLAGS, 0x8d5       // OF SF ZF AF PF CF
 
     .text
     .balign 64
@@ -87,6 +88,13 @@ sonde_leave_system_call:
     .cfi_offset %r9, -208
     .cfi_offset %r10, -216
     .cfi_offset %r11, -224
+    // r11 holds the status flags of the site; the others are what they were there.
+    pushfq
+    .cfi_def_cfa_offset 232
+    pop %rax
+    .cfi_def_cfa_offset 224
+    and $~STATUS_FLAGS, %eax
+    or %rax, (%rsp)
     pop %r11
     .cfi_def_cfa_offset 216
     .cfi_same_value %r11
