@@ -81,6 +81,7 @@ enum SiteFlags : uint32_t {
   // `patch` is a system call instruction, `resume` its two-byte copy: the agent may carry the call out itself and go on at
   // resume + 2. Acts in every session state.
   kSiteSystemCall = 1024,
+  kSiteLoopHead = 2048,  // a jump within the function leads to `patch`: with this site's hook in the slot it is no call
 };
 
 struct Site {

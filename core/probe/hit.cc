@@ -107,6 +107,9 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
                                          bool may_reclaim) {
   uint32_t older = trampoline_index(*slot);
   Activation& previous = sonde_activations[older];
+  // Round the loop. A function that jumps to its own entry as a tail call cannot be told from one that loops to it.
+  bool loop = previous.site == site && session_sites(session)[site].flags & kSiteLoopHead;
+  if (loop && previous.state == EntryState::in_use) return 0;
   uint64_t real = sonde_entries[older].real;
   bool shared = previous.state == EntryState::in_use, is_call = previous.site != kNoSite;
   uint32_t index = shared && previous.chain >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
@@ -227,7 +230,7 @@ SONDE_HOT ThreadState* recording_thread(SessionHeader* session, uint32_t site) {
   else ring_write_entry(session, thread->ring, number, regs.sp, ticks());
 }
 
-constexpr uint32_t kUsual = kSiteEnabled | kSiteHijack;
+constexpr uint32_t kUsual = kSiteEnabled | kSiteHijack, kUsualLoop = kUsual | kSiteLoopHead;
 
 SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot, uint64_t own_sp) {
   ThreadState* thread = recording_thread(session, number);
@@ -242,7 +245,7 @@ SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot
 
 void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs, uint64_t own_sp) {
   uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
-  if (flags == kUsual) hit_usual(session, number, reinterpret_cast<uint64_t*>(regs.sp), own_sp);
+  if ((flags | kSiteLoopHead) == kUsualLoop) hit_usual(session, number, reinterpret_cast<uint64_t*>(regs.sp), own_sp);
   else hit_otherwise(session, number, flags, regs, own_sp);
 }
 
@@ -257,7 +260,8 @@ void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
   uint32_t flags = __atomic_load_n(&site.flags, __ATOMIC_RELAXED);
   auto own_sp = reinterpret_cast<uint64_t>(frame);
   if (__builtin_expect(is_recording(session), 1)) {
-    if (__builtin_expect(flags == kUsual, 1)) return hit_usual(session, number, frame->slot, own_sp);
+    if (__builtin_expect((flags | kSiteLoopHead) == kUsualLoop, 1))
+      return hit_usual(session, number, frame->slot, own_sp);
     if (flags & kSiteSystemCall)
       return is_minded(frame->rax) ? carry_out(frame, site, rbp, rbx, r12, r13, r14, r15) : void();
     argument_event(session, flags, *frame);

@@ -11,7 +11,6 @@ namespace sonde::host {
 struct AgentFile {
   std::string path;
   std::shared_ptr<const Image> image;
-  bool knows_traps = false;  // it sees to it that SIGTRAP stays deliverable
   ImageAddr control, entry, trampolines, entries, activations, fresh_entries, trap_action;
 };
 

@@ -222,6 +222,7 @@ Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
     flags |= kSiteSilent;
   } else {
     if (plan.no_hijack == NoHijack::none) flags |= kSiteHijack;
+    if (plan.loop_head) flags |= kSiteLoopHead;
     if (options_.stacks) flags |= kSiteStack;
   }
   shared.flags = flags;

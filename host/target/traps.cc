@@ -39,7 +39,6 @@ void refuse_traps(ImagePlan& plan) {
 
 // What of the process itself, as it stands before its first instruction, forbids traps.
 Result<std::string> Target::process_obstacle(Tracee& tracee) const {
-  if (!agent_.knows_traps) return "the agent cannot keep SIGTRAP deliverable";
   if (status_field(pid_, "Seccomp") != "0") return "the program was started under a seccomp filter";
   if (SONDE_TRY(tracee.signal_mask()) & kTrapBit) return "the program was started with SIGTRAP blocked";
   return "";
@@ -55,7 +54,8 @@ Result<void> Target::decide_traps(Tracee& tracee, std::span<Planned> planned) {
     if (obstacle.empty()) obstacle = trap_obstacle(images_[p.image].loaded, p.plan);
   bool allowed = options_.allow_traps || options_.force_traps;
   if (first) has_traps_ = allowed && needed && obstacle.empty();
-  bool disarmed = std::ranges::any_of(session_->disarmed, [](uint32_t processes) { return processes != 0; });
+  Addr flags = agent_address(agent_.control) + offsetof(AgentControl, flags);
+  bool disarmed = SONDE_TRY(tracee.read_as<uint32_t>(flags)) & kControlDisarmed;
   if (has_traps_ && disarmed) has_traps_ = false, no_traps_ = "the program forbade them while it ran";
   if (has_traps_ && obstacle.empty()) return {};
   if (first && options_.force_traps && !obstacle.empty())

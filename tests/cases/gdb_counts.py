@@ -48,7 +48,15 @@ def count(folder, program, addresses):
     return dict(zip(addresses, hits.values()))
 
 
+LEFT_OUT = {"111": "gdb's breakpoints are SIGTRAPs, and it handles those itself",
+            "112": "gdb's breakpoints are SIGTRAPs, and it ignores those",
+            "114": "to a breakpoint on an entry a loop that begins there is a call each time"}
+
+
 def check(case, options):
+    if reason := LEFT_OUT.get(case[:3]):
+        print(f"{case}: left out: {reason}")
+        return 0
     folder, wrong = run.build(case, options.work), 0
     rows = [line.split() for line in (run.HERE / case / "counts.txt").read_text().splitlines() if line and line[0] != "#"]
     for name in dict.fromkeys(row[0] for row in rows):

@@ -1,0 +1,1 @@
+gcc -O1 -o out/case case.c
