@@ -47,7 +47,6 @@ Result<AgentFile> find_agent() {
       return fail(fmt::format("{} has no symbol {}: it was stripped or is not sonde's agent", agent.path, name));
     *address = *found;
   }
-  agent.knows_traps = agent.image->symbol("sonde_handlers").has_value();
   auto version = agent.image->bytes({agent.control, agent.control + 4});
   uint32_t number = 0;
   if (version.size() == 4) std::memcpy(&number, version.data(), 4);
