@@ -50,12 +50,6 @@ C
   [ "$status" -eq 6 ]
 }
 
-@test "traps that nobody would handle are refused" {
-  run -1 "$SONDE" record -o trace --force-trap -- sh -c 'echo ran >ran'
-  [[ "$output" == *"--force-trap"* ]]
-  [ ! -e ran ]
-}
-
 @test "code that the loader changes is left alone" {
   cat >app.c <<'CODE'
 #include <stdio.h>
