@@ -139,6 +139,8 @@ def main():
         "kernel uprobe+uretprobe": (lambda: bench.uprobe(), "base"),
         "floor, 2 threads": (lambda: bench.floor(2), "base, 2 threads"),
         "sonde, 2 threads": (lambda: bench.sonde_two(), "base, 2 threads"),
+        "sonde --sum": (lambda: bench.sonde(1, 0, "--sum"), "base"),
+        "sonde --sum, 2 threads": (lambda: bench.sonde(2, 0, "--sum"), "base, 2 threads"),
         "sonde, stack of 12": (lambda: bench.sonde_stack(), "base"),
     }
     bases = {"base": lambda: bench.base(), "base, 2 threads": lambda: bench.base(2)}

@@ -27,10 +27,12 @@ namespace {
 
 using namespace host;
 
+constexpr uint64_t kTreeBytes = 4 << 20;  // of a thread, with --sum: about 28,000 nodes
+
 struct Options {
   std::vector<std::string> command, functions;
   std::string output = "sonde.trace", max_size;
-  bool stacks = false, drop = false, force_trap = false, no_trap = false, quiet = false;
+  bool stacks = false, drop = false, sum = false, force_trap = false, no_trap = false, quiet = false;
 };
 
 // A message that cannot be written (a full disk, a reader that went away) is no reason to end otherwise.
@@ -113,11 +115,16 @@ class Recording {
   Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
 
   void run() {
+    if (options_.sum && options_.stacks)
+      throw CommandError{{"-s and --sum exclude each other: sums have no single hits that a stack could belong to", 2}};
+    if (options_.sum && options_.drop)
+      throw CommandError{{"--drop and --sum exclude each other: with --sum there are no records that could be dropped", 2}};
     Selection selection = require(Selection::parse(options_.functions));
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
     SessionOptions session_options;
-    session_options.policy = options_.drop ? FullPolicy::drop : FullPolicy::wait;
+    session_options.policy = options_.sum ? FullPolicy::sum : options_.drop ? FullPolicy::drop : FullPolicy::wait;
+    if (options_.sum) session_options.ring_bytes = kTreeBytes;
     session_ = require(create_session(session_options));
 
     int inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 100);
@@ -134,7 +141,7 @@ class Recording {
       return selection.select(*loaded.image, is_program);
     };
     TargetOptions target_options{
-        .stacks = options_.stacks, .allow_traps = !options_.no_trap, .force_traps = options_.force_trap};
+        .stacks = options_.stacks, .sum = options_.sum, .allow_traps = !options_.no_trap, .force_traps = options_.force_trap};
     target_.emplace(launched.pid, agent, launched.program, launched.syscall_instruction, target_options);
     try {
       require(target_->install(launched.tracee, inherited, session_->header()));
@@ -174,7 +181,7 @@ class Recording {
     meta_.command = options_.command;
     meta_.pid = static_cast<uint32_t>(pid);
     meta_.stacks = options_.stacks;
-    meta_.policy = options_.drop ? "drop" : "wait";
+    meta_.policy = options_.sum ? "sum" : options_.drop ? "drop" : "wait";
     auto by_trap = [](const TargetSite& site) { return site.plan.method == Method::trap; };
     if (std::ranges::any_of(target_->sites(), by_trap)) meta_.trap_cost_ns = measure_trap_ns();
     meta_.start = session_->start_clock();
@@ -237,6 +244,10 @@ class Recording {
     }
     uint64_t now = sample_clock().ticks;
     for (const InFlight& call : *calls) {
+      if (options_.sum) {
+        recorder_->end_summed(static_cast<uint32_t>(pid), call, now);
+        continue;
+      }
       uint64_t record[] = {
           record_word(RecordType::call, static_cast<uint8_t>(call.kind), call.site, slot_key(call.slot)),
           call.entry_ticks, now};
@@ -261,6 +272,7 @@ class Recording {
   // Calls without a record: how many there are is known, not which. A thread that ended took with it those that it had
   // left by longjmp or ended within; a process that ended unseen (a fatal signal, exec) those that ran.
   void note_unseen() {
+    if (options_.sum) return;  // the trees hold them
     uint64_t of_threads = 0, of_processes = 0;
     for (const TraceThread& t : meta_.threads)
       if (uint64_t known = t.records + t.lost_calls; t.calls > known)
@@ -337,6 +349,8 @@ void add_record(CLI::App& app, int& status) {
   command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")
       ->type_name("SIZE");
   command->add_flag("--drop", options->drop, "When a ring is full drop records and count them, rather than wait");
+  command->add_flag("--sum", options->sum,
+                    "Keep no records but sums of calls by their callers, in the program: nothing to drain, small traces");
   auto* no_trap = command->add_flag("--no-trap", options->no_trap,
                                     "Refuse functions that only a one-byte trap fits (a signal for each hit)");
   command->add_flag("--force-trap", options->force_trap, "Probe every function with a trap; an error where traps are not safe")
@@ -354,6 +368,7 @@ void add_record(CLI::App& app, int& status) {
       "  sonde record ./app args\n"
       "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"
       "  sonde record -f 'libsqlite3.so.0:sqlite3_*' sqlite3 test.db 'select 1'\n"
+      "  sonde record --sum ./server    call tree, counts and times for hours; no single calls\n"
       "  sonde record -o /tmp/t -- ls -l\n"
       "The exit status is the program's own.");
   command->callback([options, &status] { Recording(*options, status).run(); });

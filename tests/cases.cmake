@@ -21,9 +21,10 @@ endif()
 if(SONDE_TRACE_CASES)
   set(run Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cases/run.py --work ${CMAKE_BINARY_DIR}/cases)
   add_test(NAME cases_with_stacks COMMAND ${run} --traced --sonde $<TARGET_FILE:sonde> --flag=-s)
+  add_test(NAME cases_with_sums COMMAND ${run} --traced --sonde $<TARGET_FILE:sonde> --flag=--sum)
   add_test(NAME cases_with_traps COMMAND ${run} --traced --sonde $<TARGET_FILE:sonde> --flag=--force-trap)
   add_test(NAME case_counts_by_gdb COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cases/gdb_counts.py
     --work ${CMAKE_BINARY_DIR}/cases)
-  set_tests_properties(cases_with_stacks cases_with_traps case_counts_by_gdb PROPERTIES
+  set_tests_properties(cases_with_stacks cases_with_sums cases_with_traps case_counts_by_gdb PROPERTIES
     LABELS slow TIMEOUT 1200 SKIP_RETURN_CODE 77)
 endif()

@@ -75,6 +75,7 @@ static_assert(offsetof(AgentControl, flags) == kControlFlagsOffset);
 //   sonde_return_common   code: where return trampolines jump to
 //   sonde_landing_pad     code: where unwinding enters hooked frames
 //   sonde_entries         ReturnEntry[kTrampolines], same stride; sonde_activations: what else is known of each
+//   sonde_sum_calls       SumCall[kTrampolines] (core/event/sum.h), with FullPolicy::sum
 //   sonde_fresh_entries   uint32_t, entries from there on have never been used
 extern "C" {
 extern AgentControl sonde_agent_control __attribute__((visibility("hidden")));

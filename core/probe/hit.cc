@@ -10,6 +10,7 @@
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
 #include "core/probe/sandbox.h"
+#include "core/probe/sum_calls.h"
 #include "core/probe/system_call.h"
 
 namespace sonde {
@@ -43,6 +44,28 @@ constexpr uint32_t kRingRetryHits = 4096;
   return thread->ring;
 }
 
+// Leaves the record of a call that ends; `--sum`: counts it in the thread's tree.
+SONDE_HOT void record_end(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+  const Activation& activation = sonde_activations[index];
+  if (__builtin_expect(!thread->ring, 0)) return count_loss(session, nullptr, activation.site, LossCause::no_ring);
+  if (is_summing(session))
+    return sum_call_ends(session, thread, index, activation.site, kind, now - activation.entry_ticks);
+  ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks, now);
+}
+
+// The hit will have a return entry: counts it, before its slot is hijacked.
+SONDE_HOT void record_begin(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site,
+                            const uint64_t* slot, bool tail) {
+  if (is_summing(session))
+    return sum_call_begins(session, thread, index, site, reinterpret_cast<uint64_t>(slot), tail);
+  local_add(&thread->ring->calls, 1);
+}
+
+void record_entry(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot, uint64_t now) {
+  if (is_summing(session)) sum_entry(sum_area(session, thread, slot), sonde_sum_calls, site, slot);
+  else ring_write_entry(session, thread->ring, site, slot, now);
+}
+
 // Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
 SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind,
                               uint64_t now) {
@@ -57,12 +80,7 @@ SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint3
     entry_give(thread, index);
     return true;
   }
-  if (thread && is_recording(session)) {
-    if (__builtin_expect(thread->ring != nullptr, 1))
-      ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks,
-                      now);
-    else count_loss(session, nullptr, activation.site, LossCause::no_ring);
-  }
+  if (thread && is_recording(session)) record_end(session, thread, index, kind, now);
   entry_give(thread, index);
   return true;
 }
@@ -115,19 +133,19 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
   uint32_t index = shared && previous.chain >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
   uint64_t now = 0;
   if (index != kNoEntry) {
+    record_begin(session, thread, index, site, slot, shared);
     now =
         begin_activation(index, site, real, slot, thread->tid, shared ? older + 1 : 0, shared ? previous.chain + 1 : 0);
   } else if (shared && is_call) {
     now = ticks();
-    ring_write_call(session, thread->ring, previous.site, ExitKind::returned, reinterpret_cast<uint64_t>(slot),
-                    previous.entry_ticks, now);
+    record_end(session, thread, older, ExitKind::returned, now);
+    record_begin(session, thread, older, site, slot, true);
     previous.site = site;
     previous.entry_ticks = now;
   } else {
     count_loss(session, thread->ring, site, LossCause::no_return_entry);
     return 0;
   }
-  local_add(&thread->ring->calls, 1);
   return now;
 }
 
@@ -141,7 +159,7 @@ SONDE_HOT uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t 
     count_loss(session, thread->ring, site, LossCause::no_return_entry);
     return 0;
   }
-  local_add(&thread->ring->calls, 1);
+  record_begin(session, thread, index, site, slot, false);
   return begin_activation(index, site, real, slot, thread->tid, 0, 0);
 }
 
@@ -201,7 +219,7 @@ void argument_event(SessionHeader* session, uint32_t flags, const EntryFrame& fr
   auto frames = room ? capture_stack(scratch, level, regs) : site_alone(scratch, level, regs);
   uint64_t now = 0;
   if (flags & kSiteHijack) now = hijack(session, thread, site, slot, level == 0);
-  else ring_write_entry(session, thread->ring, site, regs.sp, now = ticks());
+  else record_entry(session, thread, site, regs.sp, now = ticks());
   if (now && !frames.empty()) write_stack(session, thread, site, now, frames);
 }
 
@@ -227,7 +245,7 @@ SONDE_HOT ThreadState* recording_thread(SessionHeader* session, uint32_t site) {
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   if (flags & kSiteStack) hit_with_stack(session, thread, number, flags, regs, guard.level());
   else if (flags & kSiteHijack) hijack(session, thread, number, slot, guard.level() == 0);
-  else ring_write_entry(session, thread->ring, number, regs.sp, ticks());
+  else record_entry(session, thread, number, regs.sp, ticks());
 }
 
 constexpr uint32_t kUsual = kSiteEnabled | kSiteHijack, kUsualLoop = kUsual | kSiteLoopHead;

@@ -7,6 +7,7 @@
 #include "core/native/ticks.h"
 #include "core/probe/entries.h"
 #include "core/probe/safe_read.h"
+#include "core/probe/sum_calls.h"
 
 namespace sonde {
 namespace {
@@ -141,7 +142,9 @@ void visit_suspects(const ThreadState* thread, Visit visit) {
 
 void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
   const Activation& activation = sonde_activations[index];
-  if (activation.owner == thread->tid && thread->ring)
+  if (activation.owner == thread->tid && thread->ring && is_summing(session))
+    sum_end_abandoned(sum_area(session, thread, 0), sonde_sum_calls, index, activation.site, activation.entry_ticks, now);
+  else if (activation.owner == thread->tid && thread->ring)
     ring_write_call(session, thread->ring, activation.site, ExitKind::abandoned, sonde_entries[index].slot,
                     activation.entry_ticks, now);
   entry_give_common(index);

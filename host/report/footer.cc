@@ -8,6 +8,7 @@
 
 #include "core/walk/reason.h"
 #include "host/plan/plan.h"
+#include "host/report/sums.h"
 #include "host/report/text.h"
 
 namespace sonde::host {
@@ -60,6 +61,24 @@ std::string list(const std::map<std::string, uint64_t>& counts) {
   return text.empty() ? "none" : text;
 }
 
+std::string sums_text(const Recording& recording) {
+  SumLimits limits = limits_of_sums(recording);
+  std::string text = "an aggregated recording (--sum): the program kept sums of its calls, no single ones\n";
+  if (limits.too_deep)
+    text += fmt::format("calls too deep for the tree (more than {} levels): {}\n", kMaxSumDepth,
+                        format_count(limits.too_deep));
+  if (limits.no_node) text += fmt::format("calls for which the tree was full: {}\n", format_count(limits.no_node));
+  if (limits.too_deep + limits.no_node)
+    text += fmt::format(
+        "counted instead: {} with a call of the same function further out, {} below the root, {} only in their caller's "
+        "time\n",
+        format_count(limits.within), format_count(limits.displaced), format_count(limits.unplaced));
+  if (limits.untimed)
+    text += fmt::format("in flight when their process was killed or replaced: {}, counted without their time\n",
+                        format_count(limits.untimed));
+  return text;
+}
+
 }  // namespace
 
 std::string footer_text(const Recording& recording, const Survey& survey) {
@@ -72,6 +91,7 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
                         recording.ended);
   text += fmt::format("\nlost: {}; waited for room in a ring: {} ({} times)\n", list(f.lost),
                       format_time(recording.nanoseconds(f.waited_ticks)), format_count(f.waits));
+  if (recording.summed) text += sums_text(recording);
   if (f.in_flight) text += fmt::format("calls still running at the end: {}\n", format_count(f.in_flight));
   if (survey.stacks) {
     text +=
@@ -119,6 +139,11 @@ std::string footer_json(const Recording& recording, const Survey& survey) {
                       {"cost_ns", f.cost_ns},
                       {"trap_cost_ns", recording.trap_cost_ns},
                       {"notes", recording.notes}};
+  if (recording.summed) {
+    SumLimits limits = limits_of_sums(recording);
+    j["summed"] = {{"too_deep", limits.too_deep},   {"no_node", limits.no_node},   {"within", limits.within},
+                   {"displaced", limits.displaced}, {"unplaced", limits.unplaced}, {"untimed", limits.untimed}};
+  }
   nlohmann::json list = nlohmann::json::array();
   for (const RefusedFunction& r : recording.refused)
     list.push_back({{"name", r.name}, {"module", r.module}, {"reason", r.reason}});

@@ -16,6 +16,7 @@ class TraceSource : public RecordSource {
  public:
   explicit TraceSource(TraceReader reader) : reader_(std::move(reader)) {}
   Result<void> each(const RecordSink& sink) override { return reader_.each(sink); }
+  Result<std::map<uint32_t, SumTree>> sums() const { return reader_.sums(); }
   const TraceMeta& meta() const { return reader_.meta(); }
 
  private:
@@ -64,12 +65,15 @@ Result<Recording> open_recording(const std::string& path) {
   recording.stacks = meta.stacks;
   recording.notes = meta.notes;
   recording.trap_cost_ns = meta.trap_cost_ns;
+  recording.summed = meta.policy == "sum";
+  if (recording.summed) recording.sums = SONDE_TRY_CONTEXT(source->sums(), path);
   recording.lost_no_thread_state = meta.lost_no_thread_state;
   if (meta.end.ticks > meta.start.ticks)
     recording.ticks_per_second = TickClock(meta.start, meta.end).ticks_per_ns() * 1e9;
   else recording.notes.push_back("without the end of the recording, times are in ticks of the processor, shown as ns");
   for (const TraceThread& t : meta.threads)
-    recording.threads.push_back({t.pid, t.tid, t.name, t.calls, t.waits, t.waited_ticks, t.lost});
+    recording.threads.push_back({t.pid, t.tid, t.name, t.calls, t.waits, t.waited_ticks, t.lost,
+                                 recording.summed && t.calls > t.records ? t.calls - t.records : 0});
   for (const TraceImage& i : meta.images)
     recording.images.push_back({i.path, i.build_id, {Addr(i.begin), Addr(i.end)}, i.bias, i.from_ticks, i.to_ticks});
   for (uint32_t s = 0; s < meta.sites.size(); s++) add_site(recording, meta, s);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "core/event/record.h"
 #include "core/event/session.h"
 #include "host/error.h"
+#include "host/trace/sum_tree.h"
 
 namespace sonde::host {
 
@@ -25,6 +27,7 @@ struct RecordedThread {
   uint64_t calls = 0;  // hooked entries as the ring counted them; 0 if unknown
   uint64_t waits = 0, waited_ticks = 0;
   LossCounts lost{};
+  uint64_t in_flight_unseen = 0;  // with --sum: calls whose process was killed before they could be looked at
 };
 
 struct RecordedSite {
@@ -66,6 +69,8 @@ struct Recording {
   double call_cost_ns = 0;  // measured cost of one probed call; 0: not measured
   double trap_cost_ns = 0;  // what it costs more by a trap; 0: not measured
   bool stacks = false;  // recorded with a stack per hit
+  bool summed = false;  // recorded with --sum: no records, but a tree per thread
+  std::map<uint32_t, SumTree> sums;  // by thread
   std::vector<RecordedThread> threads;
   std::vector<RecordedSite> sites;
   std::vector<RefusedFunction> refused;

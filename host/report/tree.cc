@@ -39,6 +39,18 @@ void CallTree::leave(uint32_t, OpenCall& call, OpenCall*) {
   ++node.kinds[static_cast<unsigned>(call.kind)];
 }
 
+uint32_t CallTree::add(uint32_t group, uint32_t parent, uint32_t site, const TreeNode& sums) {
+  uint32_t index = child(group, parent, site);
+  TreeNode& node = nodes_[index];
+  node.calls += sums.calls;
+  node.entries += sums.entries;
+  node.tail_calls += sums.tail_calls;
+  node.total += sums.total;
+  node.self += sums.self;
+  for (size_t k = 0; k < node.kinds.size(); k++) node.kinds[k] += sums.kinds[k];
+  return index;
+}
+
 uint64_t CallTree::total(uint32_t group) const {
   uint64_t sum = 0;
   for (uint32_t root = roots_[group]; root != kNoNode; root = nodes_[root].next_sibling) sum += nodes_[root].total;

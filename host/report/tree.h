@@ -32,6 +32,9 @@ class CallTree : public CallVisitor {
   void enter(uint32_t thread, OpenCall& call, OpenCall* parent) override;
   void leave(uint32_t thread, OpenCall& call, OpenCall* parent) override;
 
+  // Adds sums (their counts and times) to a path; value: its node.
+  uint32_t add(uint32_t group, uint32_t parent, uint32_t site, const TreeNode& sums);
+
   const std::vector<TreeNode>& nodes() const { return nodes_; }
   const TreeNode& node(uint32_t index) const { return nodes_[index]; }
   // First of the group's outermost nodes, linked by next_sibling; kNoNode if it has no calls.

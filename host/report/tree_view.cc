@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "host/report/footer.h"
+#include "host/report/sums.h"
 #include "host/report/text.h"
 #include "host/report/tree.h"
 #include "host/report/view.h"
@@ -101,17 +102,29 @@ class TreePrinter {
   size_t rows_ = 0;
 };
 
-}  // namespace
-
-Result<void> print_tree(const Recording& recording, const ViewOptions& options, std::FILE* out) {
+// The recording's calls as one tree per group of threads.
+Result<CallTree> build_tree(const Recording& recording, const ViewOptions& options, std::vector<uint32_t> groups,
+                            Survey& survey) {
+  if (recording.summed) {
+    survey = survey_sums(recording);
+    return tree_of_sums(recording, accept_for(recording, options), std::move(groups));
+  }
   EntryOrder order(recording, accept_for(recording, options), false);
-  Survey survey = SONDE_TRY(order.survey());
-  std::vector<uint32_t> groups(recording.threads.size());
-  for (size_t t = 0; t < groups.size() && options.per_thread; t++) groups[t] = static_cast<uint32_t>(t);
+  survey = SONDE_TRY(order.survey());
   CallTree tree(groups);
   CallNester nester(groups.size(), tree);
   SONDE_TRY_VOID(order.replay([&](uint32_t thread, const Event& event) { nester.add(thread, event); }));
   nester.finish();
+  return tree;
+}
+
+}  // namespace
+
+Result<void> print_tree(const Recording& recording, const ViewOptions& options, std::FILE* out) {
+  std::vector<uint32_t> groups(recording.threads.size());
+  for (size_t t = 0; t < groups.size() && options.per_thread; t++) groups[t] = static_cast<uint32_t>(t);
+  Survey survey;
+  CallTree tree = SONDE_TRY(build_tree(recording, options, groups, survey));
   TreePrinter printer(recording, tree, options, out);
   if (options.json) {
     fmt::print(out, "{{\"trees\":[");
@@ -132,12 +145,9 @@ Result<void> print_tree(const Recording& recording, const ViewOptions& options, 
 }
 
 Result<void> print_folded(const Recording& recording, const ViewOptions& options, std::FILE* out) {
-  EntryOrder order(recording, accept_for(recording, options), false);
-  SONDE_TRY(order.survey());
-  CallTree tree(std::vector<uint32_t>(recording.threads.size()));
-  CallNester nester(recording.threads.size(), tree);
-  SONDE_TRY_VOID(order.replay([&](uint32_t thread, const Event& event) { nester.add(thread, event); }));
-  nester.finish();
+  Survey survey;
+  CallTree tree =
+      SONDE_TRY(build_tree(recording, options, std::vector<uint32_t>(recording.threads.size()), survey));
   for (const TreeNode& node : tree.nodes()) {
     uint64_t weight =
         options.counts ? node.calls + node.entries : static_cast<uint64_t>(recording.nanoseconds(node.self));

@@ -40,7 +40,9 @@ Result<AgentFile> find_agent() {
   } wanted[] = {{"sonde_agent_control", &agent.control},   {"sonde_entry", &agent.entry},
                 {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries},
                 {"sonde_activations", &agent.activations}, {"sonde_fresh_entries", &agent.fresh_entries},
-                {"sonde_trap_action", &agent.trap_action}};
+                {"sonde_trap_action", &agent.trap_action},
+
+                {"sonde_sum_calls", &agent.sum_calls}};
   for (auto& [name, address] : wanted) {
     auto found = agent.image->symbol(name);
     if (!found)

@@ -29,6 +29,8 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   size_t count = std::min<size_t>(fresh[0], kTrampolines);
   auto entries = SONDE_TRY(read_array<ReturnEntry>(pid, agent_address(agent_.entries), count));
   auto activations = SONDE_TRY(read_array<Activation>(pid, agent_address(agent_.activations), count));
+  auto sums = SONDE_TRY(read_array<SumCall>(pid, agent_address(agent_.sum_calls), options_.sum ? count : 0));
+  sums.resize(count);
   uint64_t trampolines = agent_address(agent_.trampolines).value;
 
   // Which entries a live slot leads to: its trampoline's, and by links those that left the slot to it by tail calls.
@@ -52,7 +54,8 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
     auto [thread, added] = running.try_emplace(a.owner);
     if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, a.owner).c_str(), F_OK) == 0;
     ExitKind kind = alive[i] ? ExitKind::unfinished : ExitKind::abandoned;
-    found.push_back({a.site, a.owner, a.entry_ticks, entries[i].slot, thread->second ? kind : ExitKind::thread_ended});
+    found.push_back({a.site, a.owner, a.entry_ticks, entries[i].slot, sums[i],
+                     thread->second ? kind : ExitKind::thread_ended});
   }
   return found;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/event/session.h"
+#include "core/event/sum.h"
 #include "host/image/maps.h"
 #include "host/plan/plan.h"
 #include "host/tables/arena.h"
@@ -39,6 +40,7 @@ struct TargetSite {
 struct InFlight {
   uint32_t site, tid;
   uint64_t entry_ticks, slot;
+  SumCall sum;  // with --sum, else zero
   ExitKind kind;  // unfinished, abandoned (its slot does not lead to it any more) or thread_ended
 };
 
@@ -47,6 +49,7 @@ using Selector = std::function<Result<std::vector<uint32_t>>(const LoadedImage& 
 
 struct TargetOptions {
   bool stacks = false;  // a stack per hit
+  bool sum = false;  // calls are summed up in the target
   bool allow_traps = false;  // where no jump fits, if the process can have them (host/plan/trap_safety.h)
   bool force_traps = false;  // for every function; an error if the process cannot have them
 };

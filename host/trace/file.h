@@ -5,7 +5,8 @@
 //   FileHeader | Chunk { ChunkHeader, zstd frame or plain bytes } ...
 //
 // Metadata chunks are JSON objects that add to what is known (images and sites may come later, with dlopen); record chunks
-// hold the records of one thread (encode.h). The last chunk is of kind `end`; without it the recorder died.
+// hold the records of one thread (encode.h), chunks of sums its call tree (sum_tree.h). The last chunk is of kind `end`;
+// without it the recorder died.
 #pragma once
 
 #include <array>
@@ -21,6 +22,7 @@
 #include "host/error.h"
 #include "host/trace/clock.h"
 #include "host/trace/encode.h"
+#include "host/trace/sum_tree.h"
 
 namespace sonde::host {
 
@@ -88,6 +90,9 @@ class TraceWriter {
   // Whether there is time to compress records (at first there is). Where writing itself is what takes the time they are
   // compressed all the same.
   void set_hurry(bool hurry) { hurry_ = hurry; }
+  // The thread's calls so far, with --sum; takes the place of what was written for it before.
+  // last: nothing will; if it cannot be written either its calls are counted as not written.
+  void sums(uint32_t thread, const SumTree& tree, bool last);
   // How the threads stand, in case there will be no end.
   void account(const ClockSample& now, std::span<const TraceThread> threads);
   void end(const TraceMeta& meta);
@@ -120,6 +125,8 @@ class TraceReader {
   ~TraceReader();
 
   const TraceMeta& meta() const { return meta_; }
+  // --sum: the last tree of each thread that has one, by thread index.
+  Result<std::map<uint32_t, SumTree>> sums() const;
   // Calls visit(thread index, one record's words) in file order: each thread's records stand in the order of its ring.
   Result<void> each(const std::function<void(uint32_t, std::span<const uint64_t>)>& visit) const;
 
@@ -137,7 +144,7 @@ class TraceReader {
 
   const uint8_t* data_ = nullptr;
   uint64_t size_ = 0;
-  std::vector<ChunkAt> record_chunks_;
+  std::vector<ChunkAt> record_chunks_, sum_chunks_;
   TraceMeta meta_;
 };
 

@@ -15,7 +15,7 @@ struct FileHeader {
   uint32_t version, reserved;
 };
 
-enum ChunkKind : uint32_t { kChunkMeta = 1, kChunkRecords = 2, kChunkEnd = 3 };
+enum ChunkKind : uint32_t { kChunkMeta = 1, kChunkRecords = 2, kChunkEnd = 3, kChunkSums = 4 };
 
 struct ChunkHeader {
   uint32_t magic;

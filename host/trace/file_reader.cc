@@ -64,6 +64,7 @@ TraceReader::TraceReader(TraceReader&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(other.size_),
       record_chunks_(std::move(other.record_chunks_)),
+      sum_chunks_(std::move(other.sum_chunks_)),
       meta_(std::move(other.meta_)) {}
 
 TraceReader::~TraceReader() {
@@ -121,6 +122,8 @@ Result<void> TraceReader::scan(const std::string& path) {
 void TraceReader::add_chunk(uint64_t at, uint32_t kind, uint32_t packed, uint32_t raw) {
   if (kind == kChunkRecords) {
     record_chunks_.push_back({at, packed, raw});
+  } else if (kind == kChunkSums) {
+    sum_chunks_.push_back({at, packed, raw});
   } else if (auto text = unpack(data_ + at + sizeof(ChunkHeader), packed, raw)) {
     merge(std::string(text->begin(), text->end()));
     meta_.complete |= kind == kChunkEnd;
@@ -190,6 +193,21 @@ void TraceReader::merge_end(const nlohmann::json& j) {
   for (const json& s : j.at("site_lost")) meta_.site_lost[s.at(0)] = s.at(1).get<Losses>();
   const json& to = j.at("image_to");
   for (size_t i = 0; i < to.size() && i < meta_.images.size(); i++) meta_.images[i].to_ticks = to.at(i);
+}
+
+Result<std::map<uint32_t, SumTree>> TraceReader::sums() const {
+  std::map<uint32_t, SumTree> trees;
+  for (auto chunk = sum_chunks_.rbegin(); chunk != sum_chunks_.rend(); ++chunk) {
+    auto raw = unpack(data_ + chunk->offset + sizeof(ChunkHeader), chunk->packed, chunk->raw);
+    uint32_t thread = 0;
+    if (raw && raw->size() >= sizeof thread) std::memcpy(&thread, raw->data(), sizeof thread);
+    else return fail(fmt::format("the chunk of sums at offset {} cannot be unpacked", chunk->offset));
+    if (trees.contains(thread)) continue;
+    auto tree = decode_sum_tree(std::span(*raw).subspan(sizeof thread));
+    if (!tree) return fail(fmt::format("the chunk of sums at offset {} is damaged", chunk->offset));
+    trees.emplace(thread, std::move(*tree));
+  }
+  return trees;
 }
 
 Result<void> TraceReader::each(const std::function<void(uint32_t, std::span<const uint64_t>)>& visit) const {

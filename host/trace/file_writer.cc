@@ -205,6 +205,18 @@ void TraceWriter::records(uint32_t thread, RecordEncoder& encoder) {
   if (!failure_.empty()) unwritten_ += count;
 }
 
+void TraceWriter::sums(uint32_t thread, const SumTree& tree, bool last) {
+  if (failure_.empty() && max_bytes_ && bytes_ >= max_bytes_) failure_ = "the size given with --max-size is reached";
+  if (failure_.empty()) {
+    std::vector<uint8_t> raw(sizeof thread);
+    std::memcpy(raw.data(), &thread, sizeof thread);
+    encode_sum_tree(tree, raw);
+    reserve_room();
+    if (failure_.empty()) write_chunk(kChunkSums, raw, true);
+  }
+  if (!failure_.empty() && last) unwritten_ += tree.calls();
+}
+
 void TraceWriter::account(const ClockSample& now, std::span<const TraceThread> threads) {
   write_json(kChunkMeta, dump({{"account", to_json(now)}, {"threads", to_json(threads)}}));
 }

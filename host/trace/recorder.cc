@@ -23,6 +23,7 @@ constexpr uint64_t kPortionWords = 4 << 10;     // taken at once: a waiting thre
 constexpr int64_t kFlushEveryNs = 200'000'000;  // what a killed recorder may lose
 constexpr int64_t kAccountEveryNs = 2'000'000'000;
 constexpr int64_t kLookEveryNs = 10'000'000;
+constexpr int64_t kFirstSumsAfterNs = 1'000'000'000, kSumsEveryNs = 60'000'000'000;  // twice as long each time
 constexpr int64_t kShortestPauseNs = 50'000, kLongestPauseNs = 1'000'000;
 constexpr size_t kMostNotes = 100;
 
@@ -69,7 +70,12 @@ void drain_first() {
 }
 
 Recorder::Recorder(Session& session, TraceWriter& writer)
-    : session_(session), writer_(writer), rings_(session.layout().ring_count) {
+    : session_(session),
+      writer_(writer),
+      rings_(session.layout().ring_count),
+      summing_(session.policy() == FullPolicy::sum),
+      sums_(session),
+      sums_every_ns_(kFirstSumsAfterNs) {
   last_poll_ns_ = last_flush_ns_ = last_account_ns_ = steady_ns();
 }
 
@@ -174,11 +180,24 @@ void Recorder::flush_all(int64_t now) {
   last_flush_ns_ = now;
   for (uint32_t i = 0; i < threads_.size(); i++) flush(i);
   recycle_ended();
+  if (summing_) return take_sums(now);
   if (now - last_account_ns_ < kAccountEveryNs || calls_ == calls_at_account_) return;
   last_account_ns_ = now;
   calls_at_account_ = calls_;
   std::vector<TraceThread> threads;
   for (uint32_t i = 0, taken = rings_taken(); i < taken; i++) keep_account(i);
+  for (const Thread& t : threads_) threads.push_back(t.info);
+  writer_.account(sample_clock(), threads);
+}
+
+// Each tree in the file replaces the one before: what a killed recorder loses must not make the file grow for ever.
+void Recorder::take_sums(int64_t now) {
+  if (now - last_account_ns_ < sums_every_ns_) return;
+  last_account_ns_ = now;
+  sums_every_ns_ = std::min(sums_every_ns_ * 2, kSumsEveryNs);
+  std::vector<TraceThread> threads;
+  for (uint32_t i = 0, taken = rings_taken(); i < taken; i++) keep_account(i);
+  sums_.write(writer_, false);
   for (const Thread& t : threads_) threads.push_back(t.info);
   writer_.account(sample_clock(), threads);
 }
@@ -231,10 +250,28 @@ void Recorder::flush(uint32_t index) {
   if (threads_[index].pending) writer_.records(index, *threads_[index].pending);
 }
 
-void Recorder::append(uint32_t pid, uint32_t tid, std::span<const uint64_t> record) {
+// The last one of those numbers; -1: none.
+int Recorder::find_thread(uint32_t pid, uint32_t tid) const {
   auto found = std::find_if(threads_.rbegin(), threads_.rend(),
                             [&](const Thread& t) { return t.info.pid == pid && t.info.tid == tid; });
-  uint32_t index = found == threads_.rend() ? new_thread(pid, tid) : static_cast<uint32_t>(threads_.rend() - found - 1);
+  return static_cast<int>(threads_.rend() - found) - 1;
+}
+
+// Its thread's own tree knows the call, or, after a fork, the tree of the thread that forked.
+void Recorder::end_summed(uint32_t pid, const InFlight& call, uint64_t now) {
+  int own = find_thread(pid, call.tid);
+  if (own < 0 || !sums_.has(static_cast<uint32_t>(own))) {
+    uint32_t area = call.sum.area;
+    if (area >= rings_.size() || !rings_[area].seen) return;
+    if (own < 0) own = static_cast<int>(new_thread(pid, call.tid));
+    return sums_.end_later(static_cast<uint32_t>(own), rings_[area].thread, call, now);
+  }
+  sums_.end_later(static_cast<uint32_t>(own), static_cast<uint32_t>(own), call, now);
+}
+
+void Recorder::append(uint32_t pid, uint32_t tid, std::span<const uint64_t> record) {
+  int known = find_thread(pid, tid);
+  uint32_t index = known < 0 ? new_thread(pid, tid) : static_cast<uint32_t>(known);
   while (!record.empty()) {
     RecordEncoder::Taken taken = take(index, record.data(), record.size());
     SONDE_CHECK(taken.stop == RecordEncoder::Stop::taken);
@@ -251,6 +288,9 @@ void Recorder::keep_account(uint32_t i) {
   info.waited_ticks = load(ring->waited_ticks);
   info.lost_calls = load(ring->lost_calls);
   for (unsigned c = 0; c < kLossCauses; c++) info.lost[c] = load(ring->lost[c]);
+  if (!summing_) return;
+  sums_.take(i, rings_[i].thread);
+  sums_.account(rings_[i].thread, info);
 }
 
 // Reserved and never committed: the thread is gone in the middle of writing.
@@ -285,6 +325,7 @@ void Recorder::recycle_ended() {
     flush(view.thread);
     threads_[view.thread].pending.reset();
     view = {};
+    if (summing_) sums_.clear(i);
     std::memset(reinterpret_cast<char*>(ring) + offsetof(RingHeader, pid), 0,
                 sizeof(RingHeader) - offsetof(RingHeader, pid));
     __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::free), __ATOMIC_RELEASE);
@@ -320,8 +361,14 @@ void Recorder::finish(TraceMeta& meta) {
     if (rings_[i].seen && load(session_.ring(i)->state) == static_cast<uint32_t>(RingState::ended))
       threads_[rings_[i].thread].info.outlived = true;
   }
+  if (summing_) {
+    sums_.finish();
+    sums_.write(writer_, true);
+    calls_ = sums_.calls();
+  }
   for (uint32_t i = 0; i < threads_.size(); i++) {
     flush(i);
+    if (summing_) sums_.account(i, threads_[i].info);
     meta.threads.push_back(threads_[i].info);
   }
   meta.lost_no_thread_state = load(session_.header()->lost_no_thread_state);

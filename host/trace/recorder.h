@@ -10,6 +10,7 @@
 
 #include "host/trace/file.h"
 #include "host/trace/session.h"
+#include "host/trace/sum_keeper.h"
 
 namespace sonde::host {
 
@@ -31,6 +32,9 @@ class Recorder {
   // A record for a thread of the target that the agent did not write itself (calls in flight at the end). It stands
   // behind what was taken from the thread's ring so far, so: after the last poll.
   void append(uint32_t pid, uint32_t tid, std::span<const uint64_t> record);
+
+  // The same with --sum: a call that is in flight in a process of the target.
+  void end_summed(uint32_t pid, const InFlight& call, uint64_t now);
 
   // Takes the rest and fills the account: threads, losses, notes.
   void finish(TraceMeta& meta);
@@ -60,6 +64,8 @@ class Recorder {
   void choose_pause(int64_t now, uint64_t fullest);
   void choose_hurry(int64_t now);
   void keep_account(uint32_t ring);
+  void take_sums(int64_t now);
+  int find_thread(uint32_t pid, uint32_t tid) const;
   void note_unfinished_record(uint32_t ring);
   void recycle_ended();
   bool in_session(uint32_t pid);
@@ -73,6 +79,9 @@ class Recorder {
   std::vector<RingView> rings_;
   std::vector<Thread> threads_;
   std::vector<std::string> notes_;
+  bool summing_;  // --sum: no records, trees
+  SumKeeper sums_;
+  int64_t sums_every_ns_;
   std::map<uint32_t, bool> processes_;  // those that were asked whether they map the session
   uint64_t calls_ = 0, stacks_ = 0, calls_at_account_ = 0;
   int64_t last_poll_ns_, last_flush_ns_, last_account_ns_, last_look_ns_ = 0;

@@ -53,6 +53,7 @@ Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options) 
   std::unique_ptr<Session> session(new Session);
   SessionLayout& l = session->layout_;
   l = lay_out(options);
+  session->policy_ = options.policy;
   session->fd_ = memfd_create("sonde", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (session->fd_ < 0) return fail_errno("making the shared session memory");
   if (ftruncate(session->fd_, static_cast<off_t>(l.size))) return fail_errno("sizing the shared session memory");

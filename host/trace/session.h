@@ -36,6 +36,7 @@ class Session {
 
   SessionHeader* header() const { return header_; }
   const SessionLayout& layout() const { return layout_; }
+  FullPolicy policy() const { return policy_; }
   int fd() const { return fd_; }  // close-on-exec; to be mapped shared and writable into the target
   const ClockSample& start_clock() const { return start_clock_; }
   const TickClock& early_clock() const { return early_clock_; }  // good to 0.1 %, before the recording is over
@@ -65,6 +66,7 @@ class Session {
   int fd_ = -1;
   SessionHeader* header_ = nullptr;
   SessionLayout layout_{};
+  FullPolicy policy_ = FullPolicy::wait;
   ClockSample start_clock_;
   TickClock early_clock_;
   std::atomic<uint64_t> progress_ticks_ = 0;
