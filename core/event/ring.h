@@ -79,7 +79,7 @@ inline bool ring_idle(const RingHeader* ring) {
 void ring_abandon_all(SessionHeader* session, RingHeader* ring);
 
 // The usual records. False: lost and counted.
-inline bool ring_write_call(SessionHeader* session, RingHeader* ring, uint32_t site, ExitKind exit, uint64_t slot,
+[[gnu::always_inline]] inline bool ring_write_call(SessionHeader* session, RingHeader* ring, uint32_t site, ExitKind exit, uint64_t slot,
                             uint64_t entry_ticks, uint64_t exit_ticks) {
   Reservation r = ring_reserve(session, ring, site, kCallWords);
   if (__builtin_expect(!r.words, 0)) return local_add(&ring->lost_calls, 1), false;

@@ -51,6 +51,10 @@ struct SumNode {
 };
 static_assert(sizeof(SumNode) == 128);
 
+// On the way of every call both are read and written as whole words, so that no load waits for two stores.
+using SumWord [[gnu::may_alias]] = uint64_t;
+constexpr uint64_t sum_word(uint32_t low, uint32_t high) { return uint64_t{high} << 32 | low; }
+
 // A running call as its callees need it. slot 0: none.
 struct SumPosition {
   uint64_t slot;
@@ -71,6 +75,7 @@ struct SumCall {
   uint32_t parent;  // node of the caller
   uint32_t base;
 };
+static_assert(sizeof(SumCall) == 56 && sizeof(SumPosition) == 24);
 enum SumCallFlags : uint16_t { kSumWithin = 1, kSumDisplaced = 2, kSumUnplaced = 4 };
 
 struct SumArea {
@@ -151,7 +156,10 @@ void sum_count_without_node(SumNode& counted, uint16_t flags);
 
 // A call begins in entry `index`. tail: the slot belongs to a running call already, its caller by a jump.
 inline void sum_begin(SumArea* area, SumCall* calls, uint32_t index, uint32_t site, uint64_t slot, bool tail) {
-  SumPosition top = area->top;
+  auto* words = reinterpret_cast<const SumWord*>(&area->top);
+  uint64_t link = words[1];
+  SumPosition top{words[0], static_cast<uint32_t>(link), static_cast<uint32_t>(link >> 32),
+                  static_cast<uint32_t>(words[2]), 0};
   SumPlace place{top, top.node, top.base};
   if (__builtin_expect((top.slot - slot - (tail ? 0 : 8) > sum_reach(top)) | (area->remembered != 0), 0) ||
       __builtin_expect(sum_is_left(area, top), 0))
@@ -160,12 +168,22 @@ inline void sum_begin(SumArea* area, SumCall* calls, uint32_t index, uint32_t si
   uint16_t flags = 0;
   if (__builtin_expect(node == 0, 0)) node = sum_find_room(area, place.parent, site, &flags);
   if (__builtin_expect(place.base == kSumOwnBase, 0)) place.base = index + 1;
-  calls[index] = {slot, place.caller, 0, node, static_cast<uint16_t>(area->number), flags, place.parent, place.base};
+  auto* call = reinterpret_cast<SumWord*>(&calls[index]);
+  call[0] = slot;
+  call[1] = place.caller.slot;
+  call[2] = sum_word(place.caller.call, place.caller.node);
+  call[3] = place.caller.base;
+  call[4] = 0;
+  call[5] = sum_word(node, area->number | uint32_t{flags} << 16);
+  call[6] = sum_word(place.parent, place.base);
   SumNode& counted = sum_nodes(area)[node];
   if (__builtin_expect(flags == 0, 1)) local_add(&counted.entered, 1);
   else sum_count_without_node(counted, flags);
   if (__builtin_expect(tail, 0) && place.caller.slot == slot) local_add(&counted.tail_calls, 1);
-  area->top = {slot, index + 1, node, place.base, 0};
+  auto* top_words = reinterpret_cast<SumWord*>(&area->top);
+  top_words[0] = slot;
+  top_words[1] = sum_word(index + 1, node);
+  top_words[2] = place.base;
 }
 
 // The node of this area for the same chain of functions as a node of another area; shorter if there is no room.
@@ -198,8 +216,12 @@ inline void sum_end(SumArea* area, SumCall* calls, uint32_t index, uint32_t site
   if (__builtin_expect(call.slot == 0, 0)) return;  // its beginning was not seen
   sum_count_end(area, call, site, kind, ticks);
   bool usual = (area->top.call == index + 1) & (call.area == area->number) & (call.base != index + 1);
-  if (__builtin_expect(usual, 1)) area->top = call.caller;
-  else sum_leave_slow(area, calls, index);
+  if (__builtin_expect(usual, 1)) {
+    auto *to = reinterpret_cast<SumWord*>(&area->top), *from = reinterpret_cast<SumWord*>(&call.caller);
+    to[0] = from[0], to[1] = from[1], to[2] = from[2];
+  } else {
+    sum_leave_slow(area, calls, index);
+  }
   call.slot = 0;
 }
 // It was left by longjmp some time ago: ended as abandoned, then or now. The thread is not there.

@@ -48,21 +48,20 @@ constexpr uint32_t kRingRetryHits = 4096;
 SONDE_HOT void record_end(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
   const Activation& activation = sonde_activations[index];
   if (__builtin_expect(!thread->ring, 0)) return count_loss(session, nullptr, activation.site, LossCause::no_ring);
-  if (is_summing(session))
-    return sum_call_ends(session, thread, index, activation.site, kind, now - activation.entry_ticks);
+  if (__builtin_expect(is_summing(session), 0)) return sum_call_ends(session, thread, index, kind, now);
   ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks, now);
 }
 
 // The hit will have a return entry: counts it, before its slot is hijacked.
 SONDE_HOT void record_begin(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site,
                             const uint64_t* slot, bool tail) {
-  if (is_summing(session))
+  if (__builtin_expect(is_summing(session), 0))
     return sum_call_begins(session, thread, index, site, reinterpret_cast<uint64_t>(slot), tail);
   local_add(&thread->ring->calls, 1);
 }
 
 void record_entry(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot, uint64_t now) {
-  if (is_summing(session)) sum_entry(sum_area(session, thread, slot), sonde_sum_calls, site, slot);
+  if (is_summing(session)) sum_entry_only(session, thread, site, slot);
   else ring_write_entry(session, thread->ring, site, slot, now);
 }
 

@@ -143,7 +143,7 @@ void visit_suspects(const ThreadState* thread, Visit visit) {
 void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
   const Activation& activation = sonde_activations[index];
   if (activation.owner == thread->tid && thread->ring && is_summing(session))
-    sum_end_abandoned(sum_area(session, thread, 0), sonde_sum_calls, index, activation.site, activation.entry_ticks, now);
+    sum_call_abandoned(session, thread, index, now);
   else if (activation.owner == thread->tid && thread->ring)
     ring_write_call(session, thread->ring, activation.site, ExitKind::abandoned, sonde_entries[index].slot,
                     activation.entry_ticks, now);

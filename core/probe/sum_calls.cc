@@ -33,9 +33,8 @@ uint32_t find_inherited(uint64_t slot) {
   return best;
 }
 
-}  // namespace
-
-void sum_prepare_area(SessionHeader* session, ThreadState* thread, uint64_t slot) {
+// slot: of the call that comes first.
+[[gnu::noinline]] void prepare_area(SessionHeader* session, ThreadState* thread, uint64_t slot) {
   auto* area = reinterpret_cast<SumArea*>(ring_data(thread->ring));
   uint64_t stride = kPage + session->ring_bytes;
   uint64_t offset = reinterpret_cast<uint64_t>(thread->ring) - reinterpret_cast<uint64_t>(ring_header(session, 0));
@@ -52,6 +51,35 @@ void sum_prepare_area(SessionHeader* session, ThreadState* thread, uint64_t slot
   uint32_t node = sum_child(area, parent, site);
   if (!call.base) area->outermost = call.slot + 8;
   area->top = {call.slot, index + 1, node ? node : parent, call.base, 0};
+}
+
+inline SumArea* area_of(SessionHeader* session, ThreadState* thread, uint64_t slot) {
+  auto* area = reinterpret_cast<SumArea*>(ring_data(thread->ring));
+  if (__builtin_expect(!area->process, 0)) prepare_area(session, thread, slot);
+  return area;
+}
+
+}  // namespace
+
+void sum_call_begins(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site, uint64_t slot,
+                     bool tail) {
+  sum_begin(area_of(session, thread, slot), sonde_sum_calls, index, site, slot, tail);
+}
+
+void sum_call_ends(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+  const Activation& activation = sonde_activations[index];
+  SumArea* area = area_of(session, thread, sonde_entries[index].slot);
+  sum_end(area, sonde_sum_calls, index, activation.site, kind, now - activation.entry_ticks);
+}
+
+void sum_call_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
+  const Activation& activation = sonde_activations[index];
+  SumArea* area = area_of(session, thread, sonde_entries[index].slot);
+  sum_end_abandoned(area, sonde_sum_calls, index, activation.site, activation.entry_ticks, now);
+}
+
+void sum_entry_only(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot) {
+  sum_entry(area_of(session, thread, slot), sonde_sum_calls, site, slot);
 }
 
 }  // namespace sonde

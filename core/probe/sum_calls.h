@@ -13,22 +13,13 @@ extern SumCall sonde_sum_calls[kTrampolines] __attribute__((visibility("hidden")
 
 inline bool is_summing(const SessionHeader* session) { return session->policy == FullPolicy::sum; }
 
-// slot: of the call that comes first.
-void sum_prepare_area(SessionHeader* session, ThreadState* thread, uint64_t slot);
-inline SumArea* sum_area(SessionHeader* session, ThreadState* thread, uint64_t slot) {
-  auto* area = reinterpret_cast<SumArea*>(ring_data(thread->ring));
-  if (__builtin_expect(!area->process, 0)) sum_prepare_area(session, thread, slot);
-  return area;
-}
-
 // A call begins in the entry; before its slot is hijacked. tail: it shares the slot of a running call.
-inline void sum_call_begins(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site, uint64_t slot,
-                            bool tail) {
-  sum_begin(sum_area(session, thread, slot), sonde_sum_calls, index, site, slot, tail);
-}
-inline void sum_call_ends(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site, ExitKind kind,
-                          uint64_t duration) {
-  sum_end(sum_area(session, thread, sonde_sum_calls[index].slot), sonde_sum_calls, index, site, kind, duration);
-}
+[[gnu::hot]] void sum_call_begins(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site,
+                                  uint64_t slot, bool tail);
+// The activation of the entry ends.
+[[gnu::hot]] void sum_call_ends(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind,
+                                uint64_t now);
+void sum_call_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now);
+void sum_entry_only(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot);
 
 }  // namespace sonde
