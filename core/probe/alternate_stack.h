@@ -10,9 +10,10 @@ namespace sonde {
 
 // What the deep paths need at most, signal frames of nested handlers aside (they are the program's own need).
 constexpr uint64_t kDeepPathBytes = 5120;
+constexpr uint64_t kSumPathBytes = 1536;  // a hit that is summed
 
-inline bool has_room(const ThreadScratch* scratch, uint64_t sp) {
-  return !scratch->alternate.contains(Addr(sp)) || sp - scratch->alternate.begin.value >= kDeepPathBytes;
+inline bool has_room(const ThreadScratch* scratch, uint64_t sp, uint64_t bytes = kDeepPathBytes) {
+  return !scratch->alternate.contains(Addr(sp)) || sp - scratch->alternate.begin.value >= bytes;
 }
 
 // The thread's alternate stack as the kernel has it.

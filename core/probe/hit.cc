@@ -233,6 +233,10 @@ SONDE_HOT ThreadState* recording_thread(SessionHeader* session, uint32_t site) {
   return thread;
 }
 
+SONDE_HOT bool may_sum(ThreadState* thread, uint64_t own_sp) {
+  return has_room(thread_scratch(sonde_agent_control.thread_area, thread), own_sp, kSumPathBytes);
+}
+
 [[gnu::noinline]] void hit_otherwise(SessionHeader* session, uint32_t number, uint32_t flags, const SiteRegs& regs,
                                      uint64_t own_sp) {
   if (!(flags & kSiteEnabled)) return;
@@ -241,6 +245,8 @@ SONDE_HOT ThreadState* recording_thread(SessionHeader* session, uint32_t site) {
   if (!thread) return;
   Guard guard(session, thread, own_sp);
   if (guard.level() == kMaxContextLevels) return count_loss(session, thread->ring, number, LossCause::nesting);
+  if (__builtin_expect(is_summing(session), 0) && !may_sum(thread, own_sp))
+    return count_loss(session, thread->ring, number, LossCause::no_stack);
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   if (flags & kSiteStack) hit_with_stack(session, thread, number, flags, regs, guard.level());
   else if (flags & kSiteHijack) hijack(session, thread, number, slot, guard.level() == 0);
@@ -255,6 +261,8 @@ SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot
   Guard guard(session, thread, own_sp);
   if (__builtin_expect(guard.level() == kMaxContextLevels, 0))
     return count_loss(session, thread->ring, number, LossCause::nesting);
+  if (__builtin_expect(is_summing(session), 0) && !may_sum(thread, own_sp))
+    return count_loss(session, thread->ring, number, LossCause::no_stack);
   hijack(session, thread, number, slot, guard.level() == 0);
 }
 

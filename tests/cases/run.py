@@ -12,7 +12,8 @@ A case is a folder with build.sh (bash -e, leaves programs in out/), its sources
   expect.txt     standard output of all commands, one after the other
   counts.txt     PROGRAM FUNCTION CALLS [KIND=N ...]: how often a trace must show a function, and how those calls ended
   not-yet.txt    "counts: ..." or "behaviour: ...": why the traced run is known to fail in what the trace says, or altogether;
-                 the case then counts as skipped, and fails once it passes; not-yet-trap.txt with --force-trap
+                 the case then counts as skipped, and fails once it passes; not-yet-trap.txt with --force-trap, not-yet-sum.txt
+                 with --sum
 
 The untraced run is the truth for a traced one: standard output, exit status (or signal) and each line on standard error.
 """
@@ -170,7 +171,7 @@ def main():
 
 def report(case, options):
     """Runs one case and says how it went; 0 passed, 1 failed, 77 known to fail."""
-    not_yet = HERE / case / ("not-yet-trap.txt" if "--force-trap" in options.flag else "not-yet.txt")
+    not_yet = HERE / case / f"not-yet{'-trap' if '--force-trap' in options.flag else '-sum' if '--sum' in options.flag else ''}.txt"
     reason = not_yet.read_text().strip() if options.traced and not_yet.exists() else ""
     try:
         said = run_case(case, options)

@@ -166,6 +166,9 @@ TEST_CASE("handlers that leave by siglongjmp, from a stack of their own too, blo
     for (int i = 0; i < 100; i++) CHECK(branch(1) == 4);
     long returned = 0;  // beside these, abandoned ones may be noticed just now
     for (const CallRecord& call : harness.drain().calls) returned += call.kind == ExitKind::returned;
+    CAPTURE(harness.lost(LossCause::no_return_entry));
+    CAPTURE(harness.lost(LossCause::ring_full));
+    CAPTURE(harness.lost(LossCause::abandoned));
     CHECK(returned == 300);  // the ring publishes, no level is blocked
     CHECK(harness.lost(LossCause::nesting) == before);
     CHECK(before - nesting < 10);
