@@ -60,6 +60,14 @@ void outlive_failed_writes() {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
+// A limit on address space or file sizes is the program's to use up: the mapping, which counts for both, is kept small then.
+constexpr uint64_t kRingBytesUnderLimits = 1 << 20;
+
+bool is_limited(decltype(RLIMIT_AS) resource) {
+  rlimit limit;
+  return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+}
+
 // The limit on file sizes holds for shared memory too: an error to be told, not a signal. The program keeps what it had.
 host::Result<std::unique_ptr<Session>> create_session(const SessionOptions& options) {
   auto before = ::signal(SIGXFSZ, SIG_IGN);
@@ -125,6 +133,7 @@ class Recording {
     SessionOptions session_options;
     session_options.policy = options_.sum ? FullPolicy::sum : options_.drop ? FullPolicy::drop : FullPolicy::wait;
     if (options_.sum) session_options.ring_bytes = kTreeBytes;
+    if (is_limited(RLIMIT_AS) || is_limited(RLIMIT_FSIZE)) session_options.ring_bytes = kRingBytesUnderLimits;
     session_ = require(create_session(session_options));
 
     int inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 100);

@@ -37,6 +37,22 @@ load common
   [ ! -e ran ]
 }
 
+@test "under a limit on file sizes or address space the rings leave room for the program" {
+  status=0
+  (ulimit -f $((1 << 20)); exec "$SONDE" record -q -o trace -- sh -c 'exit 5') || status=$?
+  [ "$status" -eq 5 ]
+  cat >wants.c <<'C'
+#include <stdlib.h>
+int main(void) { return malloc(1500UL << 20) ? 6 : 1; }
+C
+  gcc wants.c -o wants
+  (ulimit -v $((5 << 19)); ./wants) || status=$?
+  [ "$status" -eq 6 ]
+  status=0
+  (ulimit -v $((5 << 19)); exec "$SONDE" record -q -o trace -- ./wants) || status=$?
+  [ "$status" -eq 6 ]
+}
+
 @test "the program does not inherit the signals sonde ignores" {
   grep SigIgn /proc/self/status >untraced.out
   "$SONDE" record -q -o trace -- grep SigIgn /proc/self/status >traced.out
