@@ -49,6 +49,7 @@ static void handler(int number, siginfo_t *info, void *context) {
   Dl_info image;
   (void)number, (void)info;
   if (!in_round) return (void)elsewhere++;
+  // The code that was interrupted lies in a file, whatever a recorder has made of it.
   if (!dladdr((void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP], &image)) return (void)outside++;
   taken++;
   struct chain seen = {count > 2 ? function_at(pcs[2]) : 0, count > 3 ? count - 3 : 0, 0, {0}};
