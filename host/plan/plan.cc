@@ -56,10 +56,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
   }
   if (request.functions.empty()) {  // most libraries make no system calls either
     SystemCalls calls = request.system_calls ? find_system_calls(view, nullptr) : SystemCalls{};
-    if (calls.found.empty()) {
-      for (uint64_t at : calls.doubtful) plan.doubtful.push_back(Addr(at));
-      return plan;
-    }
+    if (calls.found.empty() && calls.doubtful.empty()) return plan;
   }
   Planner planner(view, request);
   planner.plan_system_calls(plan);

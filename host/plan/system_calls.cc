@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 
 #include "host/plan/stack_op.h"
 
@@ -33,43 +34,100 @@ std::optional<uint32_t> constant_to_rax(std::span<const uint8_t> code) {
     std::memcpy(&value, code.data() + at, sizeof value);
     return value;
   };
-  if (code.size() == 5 && code[0] == 0xb8) return immediate(1);                                        // mov $, %eax
+  if (code.size() == 5 && code[0] == 0xb8) return immediate(1);  // mov $, %eax
   if (code.size() == 7 && code[0] == 0x48 && code[1] == 0xc7 && code[2] == 0xc0) return immediate(3);  // mov $, %rax
   if (code.size() == 2 && (code[0] == 0x31 || code[0] == 0x33) && code[1] == 0xc0) return 0;  // xor %eax, %eax
   return std::nullopt;
 }
 
-// Walks one function or gap. `wanted`: where the bytes of a system call lie in it, sorted.
-void walk(const CodeView& view, const Targets* targets, CodeRange code, std::span<const uint64_t> wanted,
-          SystemCalls& calls) {
+struct Walk {
+  std::vector<SystemCall> found;
+  std::vector<uint64_t> compat;
+  bool complete = true;  // decodes up to the last wanted place
+};
+
+// Linear, through one function or gap. `wanted`: where the bytes of a system call lie in it, sorted.
+Walk walk(const CodeView& view, const Targets* targets, CodeRange code, std::span<const uint64_t> wanted) {
+  Walk out;
   std::optional<uint32_t> rax;
   uint64_t pc = code.begin;
   for (size_t next = 0; next < wanted.size();) {
     auto bytes = view.code_at(pc);
     auto op = stack_op(bytes.first(std::min<size_t>(bytes.size(), 15)), pc);
-    if (!op) {  // data, or an instruction that nobody knows
-      calls.doubtful.insert(calls.doubtful.end(), wanted.begin() + static_cast<int64_t>(next), wanted.end());
-      return;
+    if (!op) {
+      out.complete = false;
+      return out;
     }
     bytes = bytes.first(op->length);
     if (!targets || targets->marked(pc)) rax.reset();  // reached from elsewhere too
     bool call = op->length == 2 && is_at(bytes, kSyscall);
-    if (call) calls.found.push_back({pc, code, rax});
-    if (op->length == 2 && is_at(bytes, kCompatSyscall)) calls.doubtful.push_back(pc);  // numbered otherwise
+    if (call) out.found.push_back({pc, code, rax});
+    if (op->length == 2 && is_at(bytes, kCompatSyscall)) out.compat.push_back(pc);
     if (call || op->flow == Flow::call || op->flow == Flow::call_indirect || ends_flow(op->flow) || op->written & kRax)
       rax = constant_to_rax(bytes);
     pc += op->length;
     while (next < wanted.size() && wanted[next] < pc) next++;
   }
+  return out;
 }
 
-// The function that holds `at`, else the gap in front of the next one.
-CodeRange code_around(const CodeView& view, uint64_t at, const Piece& piece) {
-  size_t i = view.function_from(at);
-  if (i < view.functions.size() && view.functions[i].begin <= at) return view.functions[i];
-  uint64_t end = i < view.functions.size() ? view.functions[i].begin : piece.end();
-  uint64_t begin = i > 0 ? view.functions[i - 1].end : piece.begin;
-  return {std::max(begin, piece.begin), std::min(end, piece.end())};
+struct Region {
+  CodeRange code;
+  bool is_function;
+  std::vector<uint64_t> wanted;
+};
+
+// Those of its wanted places that control can arrive at, following the instructions from the region's start and from all
+// that something leads to. Tables between the instructions do not decode for long, and nothing jumps into them. Where a
+// function itself runs into what does not decode, it is an instruction that cannot be followed, and every place counts.
+std::vector<uint64_t> reached(const CodeView& view, const Targets& targets, const Region& region) {
+  struct From {
+    uint64_t pc;
+    bool certain;  // the function's own instructions lead here
+  };
+  auto [begin, end] = region.code;
+  std::vector<From> work;
+  for (uint64_t at = begin; at <= region.wanted.back(); at++)
+    if (targets.marked(at)) work.push_back({at, false});
+  work.push_back({begin, region.is_function});  // first, for what it reaches is certain
+  std::vector<uint64_t> found;
+  std::unordered_set<uint64_t> seen;
+  while (!work.empty()) {
+    auto [pc, certain] = work.back();
+    work.pop_back();
+    while (pc >= begin && pc < end && seen.insert(pc).second) {
+      auto bytes = view.code_at(pc);
+      auto insn = decode(bytes.first(std::min<size_t>(bytes.size(), 15)), pc);
+      if (!insn && certain) return region.wanted;
+      if (!insn) break;
+      if (std::ranges::binary_search(region.wanted, pc)) found.push_back(pc);
+      if (is_direct(insn->flow)) work.push_back({insn->target, certain});
+      if (ends_flow(insn->flow)) break;
+      pc = insn->next();
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+// The functions that hold bytes of a system call, and the gaps between functions that do.
+std::vector<Region> regions(const CodeView& view, const Piece& piece) {
+  std::vector<Region> out;
+  for (size_t i = 0; i + 1 < piece.bytes.size(); i++) {
+    if (!is_at(piece.bytes.subspan(i), kSyscall) && !is_at(piece.bytes.subspan(i), kCompatSyscall)) continue;
+    uint64_t at = piece.begin + i;
+    if (!view.in_code_section(at)) continue;
+    if (out.empty() || at >= out.back().code.end) {
+      size_t f = view.function_from(at);
+      bool inside = f < view.functions.size() && view.functions[f].begin <= at;
+      uint64_t end = f < view.functions.size() ? view.functions[f].begin : piece.end();
+      uint64_t begin = f > 0 ? view.functions[f - 1].end : piece.begin;
+      CodeRange gap{std::max(begin, piece.begin), std::min(end, piece.end())};
+      out.push_back({inside ? view.functions[f] : gap, inside, {}});
+    }
+    out.back().wanted.push_back(at);
+  }
+  return out;
 }
 
 }  // namespace
@@ -78,22 +136,38 @@ SystemCalls find_system_calls(const CodeView& view, Targets* targets) {
   SystemCalls calls;
   for (const Piece& piece : view.pieces) {
     if (!piece.executable) continue;
-    std::vector<uint64_t> wanted;
-    CodeRange code{};
-    auto finish = [&] {
-      if (wanted.empty()) return;
-      if (targets) targets->add_near(code.begin, code.end);
-      walk(view, targets, code, wanted, calls);
-      wanted.clear();
-    };
-    for (size_t i = 0; i + 1 < piece.bytes.size(); i++) {
-      if (!is_at(piece.bytes.subspan(i), kSyscall) && !is_at(piece.bytes.subspan(i), kCompatSyscall)) continue;
-      uint64_t at = piece.begin + i;
-      if (!view.in_code_section(at)) continue;
-      if (at >= code.end) finish(), code = code_around(view, at, piece);
-      wanted.push_back(at);
+    std::vector<Region> all = regions(view, piece);
+    std::unordered_set<uint64_t> certain;
+    // First what depends on far references alone: near ones are marked generously, data as if it were code.
+    for (const Region& r : all) {
+      Walk w = walk(view, nullptr, r.code, r.wanted);
+      if (!targets) {
+        if (!w.complete || !w.compat.empty()) calls.doubtful.push_back(r.wanted.back());
+        calls.found.insert(calls.found.end(), w.found.begin(), w.found.end());
+        continue;
+      }
+      std::vector<uint64_t> arrived = reached(view, *targets, r);
+      std::unordered_set<uint64_t> linear(w.compat.begin(), w.compat.end());  // numbered otherwise: never certain
+      // Between functions (signal restorers stand there) linear decoding is not proof enough to patch anything.
+      if (!r.is_function) w = walk(view, targets, r.code, r.wanted);
+      for (const SystemCall& call : w.found) {
+        bool leave = !r.is_function && is_minded(call.number);
+        if (!leave && std::ranges::binary_search(arrived, call.at)) certain.insert(call.at);
+        else linear.insert(call.at);
+      }
+      // Where a function decodes to its end, bytes in the middle of an instruction are just that.
+      bool trusted = r.is_function && w.complete;
+      for (uint64_t at : r.wanted) {
+        bool doubtful = (r.is_function && linear.contains(at)) || (!trusted && std::ranges::binary_search(arrived, at));
+        if (doubtful && !certain.contains(at)) calls.doubtful.push_back(at);
+      }
     }
-    finish();
+    for (const Region& r : all) {
+      if (!targets) continue;
+      if (r.is_function) targets->add_near(r.code.begin, r.code.end);
+      for (const SystemCall& call : walk(view, targets, r.code, r.wanted).found)
+        if (certain.contains(call.at)) calls.found.push_back(call);
+    }
   }
   return calls;
 }

@@ -2,7 +2,9 @@
 // signals are handled, and those that may forbid system calls. Linear decoding of the functions that hold the bytes of the
 // instruction; a number is known if a constant goes into eax in the same straight line.
 //
-// A `syscall` in a function that does not decode up to there is doubtful: it may be one, or part of another instruction.
+// Only what control can arrive at counts as one, by what is known to lead somewhere (targets.h): data among the code must
+// not be patched. Where that cannot be decided, in code without a function or behind bytes that do not decode, it is
+// doubtful.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,7 @@ struct SystemCalls {
 };
 
 // Adds to `targets` what the functions with system calls in them reach. Without targets, which are dear for a large image,
-// no number is known.
+// no number is known, and all such are doubtful.
 SystemCalls find_system_calls(const CodeView& view, Targets* targets);
 
 // Whether the agent must see it. Without a number: yes.
