@@ -40,6 +40,7 @@ enum class DisarmCause : uint32_t {
   seccomp = 0,      // a filter goes in, which may forbid what a trap needs
   small_stack,      // an alternate signal stack without room for a second signal frame
   no_ticks,         // the time stamp counter is forbidden: nothing is recorded from then on
+  traced,           // it asked its parent to trace it, who would see each trap
   count,
 };
 constexpr unsigned kDisarmCauses = static_cast<unsigned>(DisarmCause::count);

@@ -228,6 +228,7 @@ int64_t replace_program(const ProgramCall& call) {
 // ---- what the agent must refrain from
 
 constexpr uint64_t kSetSeccomp = 22, kSetTsc = 26;  // PR_SET_SECCOMP, PR_SET_TSC
+constexpr uint64_t kTraceMe = 0;  // PTRACE_TRACEME
 constexpr uint64_t kStrict = 1, kTscFaults = 2;  // SECCOMP_MODE_STRICT, PR_TSC_SIGSEGV
 constexpr uint64_t kOperationStrict = 0, kOperationFilter = 1;  // SECCOMP_SET_MODE_*
 
@@ -279,6 +280,9 @@ bool mind_system_call(const ProgramCall& call, int64_t* result) {
       return *result = change_alternate_stack(call), true;
     case __NR_prctl:
     case __NR_seccomp: return refrain(call), false;
+    case __NR_ptrace:
+      if (call.arguments[0] == kTraceMe) disarm_traps(DisarmCause::traced);
+      return false;
     case __NR_exit: return forget_trap_mask(), false;
     case __NR_exit_group:
       if (is_sharing_child()) forget_trap_mask();

@@ -4,10 +4,12 @@
 //
 //   rt_sigaction                              entrances in the handlers' place (handlers.h)
 //   rt_sigprocmask ... epoll_pwait2, execve   while traps are in use: SIGTRAP stays unblocked (trap_mask.h)
+//   ptrace                                    a process that wants to be traced: its tracer would see the traps
 //   seccomp, prctl, sigaltstack               what the agent must refrain from (disarm.h, sandbox.h, alternate_stack.h)
 #pragma once
 
 #include "core/native/syscall.h"
+#include "core/probe/minded_calls.h"
 #include "core/probe/signal_abi.h"
 #include "core/probe/trap_mask.h"
 
@@ -24,30 +26,7 @@ struct ProgramCall {
 
 // Whether the call must be shown to mind_system_call: as quick as can be, for all calls come by here.
 inline bool is_minded(uint64_t number) {
-  switch (number) {
-    case __NR_rt_sigaction:
-    case __NR_prctl:
-    case __NR_seccomp:
-    case __NR_sigaltstack: return true;
-    case __NR_rt_sigprocmask:
-    case __NR_rt_sigpending:
-    case __NR_rt_sigtimedwait:
-    case __NR_rt_sigsuspend:
-    case __NR_ppoll:
-    case __NR_pselect6:
-    case __NR_epoll_pwait:
-    case __NR_epoll_pwait2:
-    case __NR_io_pgetevents:
-    case __NR_execve:
-    case __NR_execveat:
-    case __NR_exit:
-    case __NR_exit_group:
-    case __NR_clone:
-    case __NR_clone3:
-    case __NR_fork:
-    case __NR_vfork: return traps_in_use();
-    default: return false;
-  }
+  return is_minded_always(number) || (is_minded_with_traps(number) && traps_in_use());
 }
 
 // True: carried out, *result is what the kernel would have left in the result's register. False: to be made by the program.

@@ -1,12 +1,11 @@
-// See system_calls.h. Numbers: arch/x86/entry/syscalls/syscall_64.tbl.
+// See system_calls.h.
 #include "host/plan/system_calls.h"
-
-#include <sys/syscall.h>
 
 #include <algorithm>
 #include <cstring>
 #include <unordered_set>
 
+#include "core/probe/minded_calls.h"
 #include "host/plan/stack_op.h"
 
 namespace sonde::host {
@@ -14,14 +13,6 @@ namespace {
 
 constexpr uint8_t kSyscall[] = {0x0f, 0x05}, kCompatSyscall[] = {0xcd, 0x80};  // syscall; int $0x80
 constexpr uint16_t kRax = 1;  // as a bit of StackOp::written
-
-// Handlers, masks, what a child or a new program inherits of them, and what may forbid system calls.
-constexpr uint32_t kMinded[] = {
-    SYS_rt_sigaction,  SYS_rt_sigprocmask, SYS_rt_sigpending, SYS_rt_sigtimedwait, SYS_rt_sigsuspend,
-    SYS_sigaltstack,   SYS_ppoll,          SYS_pselect6,      SYS_epoll_pwait,     SYS_epoll_pwait2,
-    SYS_io_pgetevents, SYS_prctl,          SYS_seccomp,       SYS_execve,          SYS_execveat,
-    SYS_clone,         SYS_clone3,         SYS_fork,          SYS_vfork,           SYS_exit,
-};
 
 bool is_at(std::span<const uint8_t> code, const uint8_t (&bytes)[2]) {
   return code.size() >= 2 && code[0] == bytes[0] && code[1] == bytes[1];
@@ -173,7 +164,7 @@ SystemCalls find_system_calls(const CodeView& view, Targets* targets) {
 }
 
 bool is_minded(std::optional<uint32_t> number) {
-  return !number || std::ranges::find(kMinded, *number) != std::end(kMinded);
+  return !number || is_minded_always(*number) || is_minded_with_traps(*number);
 }
 
 }  // namespace sonde::host

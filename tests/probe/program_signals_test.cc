@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -1134,6 +1135,31 @@ TEST_CASE("disarming: an alternate stack without room for a second frame") {
   REQUIRE(the_harness().is_agent(word(reinterpret_cast<void*>(asked))));
   CHECK(asked() >= said);
   CHECK(asked() <= said + 1024);
+}
+
+TEST_CASE("disarming: a process that asks to be traced") {
+  engine_with_traps();
+  uint32_t before = disarmed(DisarmCause::traced);
+  // Its tracer sees the stop that it sends itself, and none before or after.
+  int status = 0, stops = 0;
+  pid_t child = fork();
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    if (trap_stands(reinterpret_cast<void*>(trapped))) _exit(2);
+    for (int i = 0; i < 100; i++)
+      if (trapped(i) != i + 2) _exit(3);
+    raise(SIGUSR1);
+    _exit(42);
+  }
+  while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+    CHECK(WSTOPSIG(status) == SIGUSR1);
+    stops++;
+    ptrace(PTRACE_CONT, child, nullptr, nullptr);
+  }
+  CHECK(stops == 1);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 42);
+  CHECK(disarmed(DisarmCause::traced) == before + 1);
 }
 
 TEST_CASE("disarming: a seccomp filter that allows no more than it must") {
