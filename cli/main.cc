@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
              "  sonde report                   show them as a tree\n"
              "  sonde list ./app 'net::*'      what can be probed there, and how\n"
              "  sonde stack -p 4711            every thread's stack, each frame with its verdict\n"
+             "  sonde check ./libx.so          where its unwind tables are wrong\n"
              "  sonde COMMAND --help           more of each");
   int status = 0;
   try {
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
     sonde::cli::add_report(app, status);
     sonde::cli::add_list(app, status);
     sonde::cli::add_stack(app, status);
+    sonde::cli::add_check(app, status);
     sonde::cli::add_dump(app, status);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

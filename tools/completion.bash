@@ -2,7 +2,7 @@
 _sonde() {
   local word=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} words
   if [ "$COMP_CWORD" -eq 1 ]; then
-    words="record report list stack dump --help --version"
+    words="record report list stack check dump --help --version"
   elif [ "${word:0:1}" = - ]; then
     words=$("${COMP_WORDS[0]}" "$command" --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]*' | sort -u)
   fi

@@ -7,7 +7,7 @@ import gate
 
 ORDER = {
     "core": ["base", "isa", "native", "unwind", "event", "walk", "probe"],
-    "host": ["image", "tables", "plan", "target", "trace", "report"],
+    "host": ["image", "tables", "plan", "check", "target", "trace", "report"],
 }
 # Which top folders a top folder may include; tests and bench may include anything.
 TOPS = {

@@ -29,7 +29,7 @@ enum class Reason : uint8_t {
   unknown_code,        // pc in no known image
   special_code,        // hand-written code without an exemption of its own
   boundary_next,       // beyond the one certain step over a signal frame, and no exact row
-  no_table_row,        // image known, but no row covers pc, or the one that does is refuted or cannot be carried out
+  no_table_row,        // image known, but no row covers pc, or the one that does cannot be carried out
   fp_mismatch,         // the row needs the frame pointer, which points to no frame here
   ra_not_after_call,   // no call instruction before the return address
   recovery_failed,     // a trampoline whose entry does not match
@@ -39,8 +39,9 @@ enum class Reason : uint8_t {
   buffer_full,
   foreign_stack,       // a stack was entered twice
   null_pc,             // called through a null pointer; the caller is assumed at the slot
+  row_refuted,         // `sonde check` proved that the row is wrong
 };
-constexpr unsigned kReasons = 15;
+constexpr unsigned kReasons = 16;  // as many as a packed frame can tell apart
 
 struct Frame {
   Addr pc;  // as it is: a return address is not decremented

@@ -153,7 +153,7 @@ class Places {
       return place;
     }
     if (!place.row || (place.row->flags & kRowInexpressible)) return place.reason = Reason::no_table_row, place;
-    if (place.row->flags & kRowRefuted) place.reason = Reason::no_table_row;
+    if (place.row->flags & kRowRefuted) place.reason = Reason::row_refuted;
     if (describes_another(*place.row)) place.reason = Reason::special_code;
     place.kind = place.row->ra_kind == ValueKind::undefined ? Kind::outermost : Kind::row;
     place.simple = is_simple(*place.row);
@@ -209,6 +209,7 @@ class Places {
       if (!Code<Isa>::is_return(at)) return;
       if (plain && row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8) {
         place.row = &kPushedRows<Isa>[0], place.image = nullptr, place.simple = true;
+        if (place.reason == Reason::row_refuted) place.reason = Reason::reliable;
         return;
       }
       if (!memory_.read(sp, &top) || !arena_.text(Addr(top) - 1) || !memory_.read(Addr(top) - 8, &before)) return;

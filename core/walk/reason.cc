@@ -19,6 +19,7 @@ const char* describe(Reason reason) {
     case Reason::buffer_full: return "buffer-full";
     case Reason::foreign_stack: return "foreign-stack";
     case Reason::null_pc: return "null-pc";
+    case Reason::row_refuted: return "row-refuted";
   }
   return "?";
 }

@@ -346,7 +346,7 @@ TEST_CASE_TEMPLATE("walk: special code", Isa, X86_64, Aarch64) {
     w.rows[kMiddle].flags = kRowRefuted;
     auto stack = w.walk();
     CHECK(stack.pcs() == w.pcs());
-    CHECK(stack.reasons() == Reasons{R, Reason::no_table_row, Reason::no_table_row, Reason::end});
+    CHECK(stack.reasons() == Reasons{R, Reason::row_refuted, Reason::row_refuted, Reason::end});
     CHECK(w.walk_reliable().pcs() == Pcs{kLeaf + 8, w.in_middle});
   }
 }

@@ -99,17 +99,19 @@ SharedTable read_file(const std::string& path, const CacheHeader& expected) {
   return std::make_shared<ImageTable>(std::move(bytes), sizeof header, true);
 }
 
-void write_file(const std::string& path, const CacheHeader& header, std::span<const uint8_t> table) {
+bool write_file(const std::string& path, const CacheHeader& header, std::span<const uint8_t> table) {
   static std::atomic<unsigned> counter;
   std::string temporary = fmt::format("{}.{}.{}", path, getpid(), counter++);
   bool written = false;
   {
     Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!file) return;
+    if (!file) return false;
     written = write_all(file.get(), {reinterpret_cast<const uint8_t*>(&header), sizeof header}) &&
               write_all(file.get(), table);
   }
-  if (!written || rename(temporary.c_str(), path.c_str())) unlink(temporary.c_str());
+  if (written && rename(temporary.c_str(), path.c_str()) == 0) return true;
+  unlink(temporary.c_str());
+  return false;
 }
 
 }  // namespace
@@ -142,6 +144,12 @@ Result<SharedTable> load_table(const Image& image, const std::string& folder) {
   header.table_size = table->bytes().size();
   if (!path.empty()) write_file(path, header, table->bytes());
   return table;
+}
+
+bool keep_checked_table(const Image& image, std::span<const uint8_t> table, const std::string& folder) {
+  std::string name = file_name(image);
+  if (folder.empty() || name.empty()) return false;
+  return write_file(folder + "/" + name, {kCacheMagic, kCacheVersion, 1, source_checksum(image), table.size()}, table);
 }
 
 }  // namespace sonde::host

@@ -37,7 +37,7 @@ bool read_augmentation(Cursor& data, std::string_view letters, const CfiSection&
   for (size_t i = 0; i < letters.size(); i++) {
     switch (letters[i]) {
       case 'R': cie->fde_encoding = data.read<uint8_t>(); break;
-      case 'L': data.read<uint8_t>(); break;
+      case 'L': cie->lsda_encoding = data.read<uint8_t>(); break;
       case 'P': {
         uint8_t encoding = data.read<uint8_t>();
         if (encoding == pe_omit) break;
@@ -92,6 +92,14 @@ std::optional<Cie> read_cie(Cursor at, bool wide_length, const CfiSection& secti
   return cie;
 }
 
+// Null, whatever it is relative to, means none.
+ImageAddr read_lsda(Cursor data, const Cie& cie, const CfiSection& section) {
+  Cursor raw = data;
+  auto null = read_format(raw, cie.lsda_encoding & 0x0f);
+  auto address = read_encoded(data, cie.lsda_encoding, section, 0);
+  return null && *null != 0 && address ? ImageAddr(*address) : ImageAddr();
+}
+
 std::optional<Fde> read_fde(Cursor at, bool wide_length, const Cie& cie, const CfiSection& section) {
   if (wide_length && cie.wide_id) at.skip(4);
   if (cie.fde_encoding == pe_omit || cie.fde_encoding & pe_indirect) return std::nullopt;
@@ -102,9 +110,15 @@ std::optional<Fde> read_fde(Cursor at, bool wide_length, const Cie& cie, const C
   if ((cie.fde_encoding & 0x0f) == pe_sdata4) length = static_cast<uint32_t>(length);
   if ((cie.fde_encoding & 0x0f) == pe_sdata2) length = static_cast<uint16_t>(length);
   if (*begin + length < *begin) return std::nullopt;
-  if (cie.has_size) at.skip(at.uleb());
+  ImageAddr lsda;
+  if (cie.has_size) {
+    uint64_t size = at.uleb();
+    Cursor data = at;
+    at.skip(size);
+    if (size && cie.understood) lsda = read_lsda(data, cie, section);
+  }
   if (!at.ok()) return std::nullopt;
-  return Fde{&cie, {ImageAddr(*begin), ImageAddr(*begin + length)}, rest_of(at)};
+  return Fde{&cie, {ImageAddr(*begin), ImageAddr(*begin + length)}, rest_of(at), lsda};
 }
 
 class Reader {

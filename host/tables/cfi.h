@@ -23,7 +23,8 @@ struct Cie {
   uint64_t code_align = 1;
   int64_t data_align = 1;
   uint64_t return_register = 0;
-  uint8_t fde_encoding = 0;  // DW_EH_PE_*
+  uint8_t fde_encoding = 0;     // DW_EH_PE_*
+  uint8_t lsda_encoding = 0xff;  // 0xff: entries have none
   bool has_size = false;     // augmentation 'z': entries carry the size of their augmentation data
   bool signal_frame = false;
   bool understood = true;    // false: an augmentation letter with unknown meaning, rows cannot be trusted
@@ -35,6 +36,7 @@ struct Fde {
   const Cie* cie;
   ImageRange range;
   Block instructions;
+  ImageAddr lsda{};  // where the language's exception table of this code lies; 0: none
 };
 
 struct CfiSection {
