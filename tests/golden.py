@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Golden dumps: tests/data/NAME.S is built, `sonde dump STAGE` must print tests/data/NAME.STAGE.txt.
+"""Golden dumps: tests/data/NAME.S is built, `sonde dump STAGE` must print tests/data/NAME.STAGE.txt; for the stage
+"check", `sonde check` must.
 
 usage: golden.py SONDE WORK_DIR. With SONDE_REBASE=1 the texts are rewritten from what is printed; review the difference.
 The source names its linker flags in a line "# link: ...". A dump that leaves the folder's path in its text has WORK there.
@@ -28,7 +29,11 @@ def main():
     for expected in sorted(DATA.glob("*.*.txt")):
         name, stage = expected.name.split(".")[:2]
         program = build(next(p for p in DATA.glob(f"{name}.*") if p.suffix in (".S", ".c")), work)
-        made = subprocess.run([sonde, "dump", stage, program], stdout=subprocess.PIPE, check=True, text=True).stdout
+        command = ["check", "--no-mark", "--missing", "--unknown"] if stage == "check" else ["dump", stage]
+        done = subprocess.run([sonde, *command, program], stdout=subprocess.PIPE, text=True)
+        if done.returncode not in ((0, 1) if stage == "check" else (0,)):
+            sys.exit(f"sonde {' '.join(command)} {program}: exit status {done.returncode}")
+        made = done.stdout
         made = made.replace(str(work), "WORK")
         compared += 1
         if rebase:
