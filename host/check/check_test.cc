@@ -126,6 +126,9 @@ TEST_CASE("check: what cannot be proven is never called wrong") {
   };
   // Two ways with frames of different sizes to one place: on one of them the row is right.
   CHECK(none_wrong("test %edi,%edi; je 1f; push %rbx; .cfi_def_cfa_offset 16; 1: mov (%rsp),%rax; ret") > 0);
+  // The same, where the way on which it is right leads through a call that might not return.
+  CHECK(none_wrong("push %rbx; .cfi_def_cfa_offset 16; .cfi_offset 3,-16; test %edi,%edi; je 1f; call *%rsi; pop %rbx;"
+                   ".cfi_def_cfa_offset 8; 1: ret") > 0);
   // A stack that somebody else has laid out.
   CHECK(none_wrong("mov %rdi,%rsp; .cfi_def_cfa 7,8; pop %rbx; ret") > 0);
   // Behind a jump that leads nobody knows where.

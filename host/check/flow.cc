@@ -77,10 +77,11 @@ class Analysis {
       Block& block = it->second;
       const Value &here = block.state.reg[rsp], &there = state.reg[rsp];
       if (here.is_frame() && there.is_frame() && here.of == there.of && here.plus != there.plus) {
-        // One of the two paths is none. The row decides if both depend on uncertain edges.
+        // One of the two paths is none: an uncertain one that the row contradicts too, or that the row cannot tell from a
+        // certain one. Where the row contradicts the certain one both stay, and nothing is known.
         bool here_wrong = wrong_frame(pc, block.state), there_wrong = wrong_frame(pc, state);
-        if (weak && (there_wrong || !block.weak)) return forget_edge(weak);
-        if (block.weak && (here_wrong || !weak)) return forget_edge(block.weak);
+        if (weak && (there_wrong || (!block.weak && !here_wrong))) return forget_edge(weak);
+        if (block.weak && (here_wrong || (!weak && !there_wrong))) return forget_edge(block.weak);
       }
       if (!weak) block.weak = 0;
       State joined = block.state;
@@ -103,7 +104,7 @@ class Analysis {
     for (bool first = true; op; first = false) {
       if (!first && op->leader) return arrive(op->pc, state, weak);
       if (judging_) judge_at(*op, state);
-      else if (++visits_ > kMaxVisits * (own_.ops.size() + 100)) return void(out_.gave_up = true);
+      else if (++visits_ > kMaxVisits * (followed_ + 100)) return void(out_.gave_up = true);
       switch (op->flow) {
         case Flow::jump: return branch_to(op->target, *part, state, weak);
         case Flow::branch: {
@@ -174,6 +175,7 @@ class Analysis {
     if (&part == &own_ || parts_.contains(&part)) return true;
     if (parts_.size() >= kMaxParts) return false;
     parts_.insert(&part);
+    followed_ += part.ops.size();
     return true;
   }
 
@@ -221,7 +223,7 @@ class Analysis {
   std::set<uint64_t> work_;  // lowest first: mostly along the flow of control
   std::unordered_set<uint64_t> dead_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> tables_;
-  size_t visits_ = 0;
+  size_t visits_ = 0, followed_ = own_.ops.size();  // instructions: how often, of how many
   uint8_t preserved_ = 0;
   bool again_ = true, judging_ = false, exits_ = false;
 };
