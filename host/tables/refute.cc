@@ -1,3 +1,4 @@
+// The rows in their old order with marked copies behind them, and the changes that lead to them.
 #include "host/tables/refute.h"
 
 #include <algorithm>
