@@ -87,7 +87,7 @@ struct PlanRequest {
   bool allow_traps = false;
   bool force_traps = false;             // of functions; system calls only where nothing else fits
   bool system_calls = false;            // plan these too
-  std::vector<AddrRange> kept;          // code that earlier plans of this image patched or rely on: not to be changed
+  std::vector<AddrRange> kept = {};     // code that earlier plans of this image patched or rely on: not to be changed
 };
 
 struct ImagePlan {

@@ -366,3 +366,19 @@ TEST_CASE("methods are the cheapest that are right") {
   CHECK(method_of("loop3") == Method::short_jump);
   CHECK(method_of("loop1") != Method::jump);
 }
+
+TEST_CASE("what an exception or an indirect jump may lead to is never covered") {
+  // A cold part: a nop, then a landing pad at offset 1. An endbr64 in a function's second instruction.
+  const std::vector<uint8_t> code = {0x90, 0x48, 0x89, 0xc7, 0x48, 0x31, 0xc0, 0xc3,   // nop; mov %rax,%rdi; xor %rax,%rax; ret
+                                     0x31, 0xc0, 0xf3, 0x0f, 0x1e, 0xfa, 0xc3, 0xcc,   // xor %eax,%eax; endbr64; ret
+                                     0x90, 0x90, 0x90, 0x90, 0x90, 0xc3, 0xcc, 0xcc};  // room for a patch: no pad behind it
+  CodeView view;
+  view.pieces = {{0x10000, code, true}};
+  view.begin = 0x10000, view.end = 0x11000;
+  view.functions = {{0x10000, 0x10008}, {0x10008, 0x1000f}, {0x10010, 0x10016}};
+  view.finish();
+  Targets targets(view);
+  CHECK(targets.marked(0x10001));
+  CHECK(targets.marked(0x1000a));
+  CHECK_FALSE(targets.any(0x10011, 0x10016));
+}

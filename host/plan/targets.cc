@@ -25,6 +25,8 @@ constexpr std::array<bool, 256> kLongForm = [] {
 
 constexpr uint64_t kMaxTableEntries = uint64_t{1} << 26;
 constexpr uint64_t kLandingPad = 4;  // bytes of endbr64
+constexpr uint8_t kEndbr64[kLandingPad] = {0xf3, 0x0f, 0x1e, 0xfa};
+constexpr uint8_t kNop = 0x90;
 
 constexpr bool short_form(uint8_t byte) { return byte == 0xeb || (byte & 0xf0) == 0x70 || (byte & 0xfc) == 0xe0; }
 
@@ -33,7 +35,11 @@ constexpr bool short_form(uint8_t byte) { return byte == 0xeb || (byte & 0xf0) =
 Targets::Targets(const CodeView& view)
     : view_(view), begin_(view.text_begin), size_(view.text_end - view.text_begin), bits_(size_ / 64 + 1),
       state_(view.functions.size()), gap_state_(view.functions.size() + 1) {
-  for (const CodeRange& f : view.functions) mark(f.begin);
+  for (const CodeRange& f : view.functions) {
+    mark(f.begin);
+    auto code = view.code_at(f.begin);
+    if (code.size() > 1 && code[0] == kNop && code[1] != kNop) mark(f.begin + 1);
+  }
   for (uint64_t label : view.labels) mark(label);
   for (const Piece& p : view.pieces) {
     if (p.executable) scan_code(p);
@@ -62,6 +68,8 @@ bool Targets::ends(uint64_t function) const {
 void Targets::scan_code(const Piece& piece) {
   const uint8_t* p = piece.bytes.data();
   size_t n = piece.bytes.size();
+  for (size_t i = 0; i + kLandingPad <= n; i++)
+    if (std::memcmp(p + i, kEndbr64, kLandingPad) == 0) mark(piece.begin + i);
   for (size_t i = 0; i + 6 <= n; i++) {
     if (!kLongForm[p[i]]) continue;
     uint64_t at = piece.begin + i;

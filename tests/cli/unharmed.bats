@@ -71,3 +71,18 @@ CODE
   grep -q '0 wrong' traced.out
   ! grep -q '[1-9][0-9]* wrong' traced.out
 }
+
+@test "a landing pad in the first bytes of a cold part is reached when an exception ends in noexcept" {
+  cat >app.cc <<'CODE'
+#include <exception>
+#include <stdexcept>
+#include <unistd.h>
+[[gnu::noinline]] void inner() noexcept { throw std::runtime_error("not caught"); }
+int main() {
+  std::set_terminate([] { _exit(7); });
+  inner();
+}
+CODE
+  g++ -O1 -w -o app app.cc
+  for pattern in 'libstdc++.so.6:*' '*:*'; do same_as_untraced -f "$pattern" -- ./app; done
+}
