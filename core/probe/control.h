@@ -43,9 +43,10 @@ struct KernelSigaction {
 enum ControlFlags : uint32_t {
   kControlNoSystemCalls = 1,  // the target is under seccomp: the agent makes only the system calls it cannot do without
   kControlTraps = 2,  // trap sites exist: SIGTRAP is kept deliverable behind the program's back
-  // Set by the agent.
+  // Set by the agent, the last two by the host too.
   kControlNoTicks = 4,  // the time stamp counter is forbidden to a thread: it records nothing, no new thread does
-  kControlDisarmed = 8,  // the agent has taken the traps out; none may be put in again
+  kControlDisarmed = 8,  // the traps are being taken out or have been; none may be put in again
+  kControlTrapsGone = 16,  // no trap is left: what the program blocks, the kernel blocks too (trap_mask.h)
 };
 
 // Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in stack_capture.h.

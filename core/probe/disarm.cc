@@ -13,13 +13,14 @@ namespace {
 
 constexpr uint64_t kRead = 1, kWrite = 2, kExecute = 4;  // PROT_*
 constexpr uint8_t kTrapInstruction = 0xcc;
+constexpr int64_t kNotMapped = -12;  // ENOMEM
 
 void count(DisarmCause cause) {
   if (SessionHeader* session = sonde_agent_control.session)
     __atomic_fetch_add(&session->disarmed[static_cast<unsigned>(cause)], 1, __ATOMIC_RELAXED);
 }
 
-bool protect(uint64_t page, uint64_t protection) { return system_call(__NR_mprotect, page, kPage, protection) == 0; }
+int64_t protect(uint64_t page, uint64_t protection) { return system_call(__NR_mprotect, page, kPage, protection); }
 
 }  // namespace
 
@@ -27,9 +28,12 @@ void disarm_traps(DisarmCause cause) {
   const TrapTable* table = __atomic_load_n(&sonde_agent_control.traps, __ATOMIC_ACQUIRE);
   uint32_t before = __atomic_fetch_or(&sonde_agent_control.flags, uint32_t{kControlDisarmed}, __ATOMIC_RELAXED);
   if (before & kControlDisarmed || !(before & kControlTraps) || !table) return;
+  bool all = true;
   for (uint64_t i = 0; i < table->count;) {
     uint64_t page = table->sites[i].pc & ~(kPage - 1);
-    bool writable = protect(page, kRead | kWrite | kExecute);  // not if its library is gone
+    int64_t result = protect(page, kRead | kWrite | kExecute);
+    bool writable = result == 0;
+    all &= writable || result == kNotMapped;  // its library is gone
     for (; i < table->count && (table->sites[i].pc & ~(kPage - 1)) == page; i++) {
       auto* code = reinterpret_cast<uint8_t*>(table->sites[i].pc);
       if (writable && __atomic_load_n(code, __ATOMIC_RELAXED) == kTrapInstruction)
@@ -37,6 +41,7 @@ void disarm_traps(DisarmCause cause) {
     }
     if (writable) protect(page, kRead | kExecute);
   }
+  if (all) __atomic_fetch_or(&sonde_agent_control.flags, uint32_t{kControlTrapsGone}, __ATOMIC_RELEASE);
   count(cause);
 }
 
@@ -47,13 +52,14 @@ uint64_t signal_frame_bytes() {
   return kWithoutState + (b > 512 ? b : 512);
 }
 
-void mind_stack_size(uint64_t address) {
+void mind_stack_size(uint64_t address, SignalContext* context) {
   decltype(SignalContext::stack) stack;
   if (!traps_in_use() || safe_read(address, &stack, sizeof stack) != sizeof stack) return;
   constexpr uint64_t kRefused = 2048;  // smaller than MINSIGSTKSZ: the kernel does not take it
   if (stack.flags & kStackDisabled || stack.size < kRefused) return;
   if (stack.size >= 2 * signal_frame_bytes() + kDeepPathBytes) return;
   disarm_traps(DisarmCause::small_stack);
+  if (traps_gone()) hand_mask_over(context);  // now that there is stack to do it on
 }
 
 void forbid_ticks() {

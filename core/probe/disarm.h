@@ -5,12 +5,14 @@
 #include <cstdint>
 
 #include "core/event/session.h"
+#include "core/probe/signal_abi.h"
 
 namespace sonde {
 
 void disarm_traps(DisarmCause cause);
 // A stack_t that the program wants as its alternate stack, wherever the pointer may lead: too small for a trap in a handler?
-void mind_stack_size(uint64_t stack);
+// context: of the trap that brought the call here, or null.
+void mind_stack_size(uint64_t stack, SignalContext* context);
 // Bytes that the kernel needs at most for a signal frame on this processor: somewhat above AT_MINSIGSTKSZ.
 uint64_t signal_frame_bytes();
 // The calling thread is about to lose the time stamp counter.

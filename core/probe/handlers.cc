@@ -60,10 +60,9 @@ bool hook_return(uint64_t* slot, const Afterwards& afterwards) {
   return true;
 }
 
-[[gnu::noinline]] void prepare(bool blocks_trap, const DetourPlace& place, SignalInfo* info, SignalContext* context,
-                               uint64_t* slot) {
+[[gnu::noinline]] void prepare(bool traps, bool blocks_trap, const DetourPlace& place, SignalInfo* info,
+                               SignalContext* context, uint64_t* slot) {
   Afterwards afterwards{place, place.pc ? kInDetourThen : 0};
-  bool traps = traps_in_use();
   if (traps) afterwards.flags |= kMaskThen;
   if (traps && in_exec_window()) afterwards.flags |= kWindowThen;
   if (!hook_return(slot, afterwards)) return;
@@ -74,8 +73,8 @@ bool hook_return(uint64_t* slot, const Afterwards& afterwards) {
 }  // namespace
 
 void wrap_action(KernelSigaction* action) {
-  bool blocks = traps_in_use() && action->mask & kTrapBit;
-  if (traps_in_use()) action->mask &= ~kTrapBit;
+  bool blocks = traps_in_use() && !traps_gone() && action->mask & kTrapBit;
+  if (blocks) action->mask &= ~kTrapBit;
   if (action->handler <= kIgnoreAction || action->handler & kBlocksTrap) return;
   if (uint64_t at = find_entrance(action->handler | (blocks ? kBlocksTrap : 0))) action->handler = at;
 }
@@ -102,7 +101,13 @@ void handler_returned(uint32_t entry) {
 extern "C" uint64_t sonde_on_signal(uint64_t handler, SignalInfo* info, SignalContext* context, uint64_t* slot) {
   uint64_t entry = __atomic_load_n(&handlers[handler], __ATOMIC_ACQUIRE);
   DetourPlace place = find_detour_place(context->rip);
-  if (__builtin_expect(place.pc || traps_in_use(), 0)) prepare(entry & kBlocksTrap, place, info, context, slot);
+  bool blocks_trap = entry & kBlocksTrap, traps = traps_in_use();
+  if (traps && traps_gone()) {  // nothing is to be done afterwards
+    hand_mask_over(context);
+    if (blocks_trap) block_trap();
+    traps = false;
+  }
+  if (__builtin_expect(place.pc || traps, 0)) prepare(traps, blocks_trap, place, info, context, slot);
   return entry & ~kBlocksTrap;
 }
 

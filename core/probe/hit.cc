@@ -188,12 +188,17 @@ uint64_t status_flags(const EntryFrame& frame) {
   return (frame.flags >> 8 & kLahfFlags) | (frame.flags & 1 ? kOverflow : 0);
 }
 
-// A system call instruction is about to run. If the call is carried out here, the program goes on behind it.
-[[gnu::noinline]] void carry_out(EntryFrame* frame, const Site& site, uint64_t rbp, uint64_t rbx, uint64_t r12,
-                                 uint64_t r13, uint64_t r14, uint64_t r15) {
+const Site& site_of(const EntryFrame& frame) {
+  return session_sites(sonde_agent_control.session)[static_cast<uint32_t>(frame.site)];
+}
+
+// If the call is carried out here, the program goes on behind it.
+[[gnu::noinline]] void carry_out(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                 uint64_t r14, uint64_t r15) {
   ProgramCall call{frame->rax, {frame->rdi, frame->rsi, frame->rdx, frame->r10, frame->r8, frame->r9}, nullptr};
-  int64_t result;
-  if (!mind_system_call(call, &result)) return;
+  int64_t result = mind_system_call(call);
+  if (result == kNotCarriedOut) return;
+  const Site& site = site_of(*frame);
   frame->rax = static_cast<uint64_t>(result);
   frame->rcx = site.patch + kSystemCallBytes;
   frame->r11 = status_flags(*frame);  // the others are added on the way out
@@ -202,7 +207,7 @@ uint64_t status_flags(const EntryFrame& frame) {
 }
 
 // Calls that tell the engine by their arguments what it must mind.
-void argument_event(SessionHeader* session, uint32_t flags, const EntryFrame& frame) {
+[[gnu::noinline]] void argument_event(SessionHeader* session, uint32_t flags, const EntryFrame& frame) {
   if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, frame.rdi, frame.rsi);
   if (!(flags & kSiteSigaltstack)) return;
   if (ThreadState* thread = this_thread(session))
@@ -274,6 +279,38 @@ void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs, uin
   else hit_otherwise(session, number, flags, regs, own_sp);
 }
 
+namespace {
+
+// A system call instruction is about to run.
+[[gnu::noinline]] void enter_system_call(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                         uint64_t r14, uint64_t r15) {
+  if (!is_minded(frame->rax)) return;
+  if (is_mask_call(frame->rax) && traps_gone()) return hand_mask_over(nullptr);
+  carry_out(frame, rbp, rbx, r12, r13, r14, r15);
+}
+
+[[gnu::noinline]] void enter_rarely(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                    uint64_t r14, uint64_t r15) {
+  SiteRegs regs{site_of(*frame).patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
+  SessionHeader* session = sonde_agent_control.session;
+  uint32_t flags = __atomic_load_n(&site_of(*frame).flags, __ATOMIC_RELAXED);
+  if (is_recording(session)) {
+    if (flags & (kSitePrctl | kSiteSyscall | kSiteSigaltstack)) argument_event(session, flags, *frame);
+    hit_otherwise(session, static_cast<uint32_t>(frame->site), flags, regs, reinterpret_cast<uint64_t>(frame));
+  }
+  if (flags & kSiteBacktrace) divert_backtrace(frame, site_of(*frame).resume);
+}
+
+// What is not usual. Like the two above it has sonde_on_entry's arguments and is jumped to: the hit path's frame is no part of
+// what they need, and at a system call in a signal handler there may be little stack.
+[[gnu::noinline]] void enter_otherwise(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                       uint64_t r14, uint64_t r15) {
+  bool is_call = __atomic_load_n(&site_of(*frame).flags, __ATOMIC_RELAXED) & kSiteSystemCall;
+  return (is_call ? enter_system_call : enter_rarely)(frame, rbp, rbx, r12, r13, r14, r15);
+}
+
+}  // namespace
+
 extern "C" {
 
 void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13, uint64_t r14,
@@ -281,20 +318,11 @@ void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12,
   SessionHeader* session = sonde_agent_control.session;
   if (__builtin_expect(!session, 0)) return;
   uint32_t number = static_cast<uint32_t>(frame->site);
-  const Site& site = session_sites(session)[number];
-  uint32_t flags = __atomic_load_n(&site.flags, __ATOMIC_RELAXED);
-  auto own_sp = reinterpret_cast<uint64_t>(frame);
-  if (__builtin_expect(is_recording(session), 1)) {
-    if (__builtin_expect((flags | kSiteLoopHead) == kUsualLoop, 1))
-      return hit_usual(session, number, frame->slot, own_sp);
-    if (flags & kSiteSystemCall)
-      return is_minded(frame->rax) ? carry_out(frame, site, rbp, rbx, r12, r13, r14, r15) : void();
-    argument_event(session, flags, *frame);
-    SiteRegs regs{site.patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
-    hit_otherwise(session, number, flags, regs, own_sp);
-  }
-  if (flags & kSiteSystemCall && is_minded(frame->rax)) carry_out(frame, site, rbp, rbx, r12, r13, r14, r15);
-  if (flags & kSiteBacktrace) divert_backtrace(frame, site.resume);
+  uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
+  if (__builtin_expect((flags | kSiteLoopHead) != kUsualLoop, 0))
+    return enter_otherwise(frame, rbp, rbx, r12, r13, r14, r15);
+  if (__builtin_expect(is_recording(session), 1))
+    hit_usual(session, number, frame->slot, reinterpret_cast<uint64_t>(frame));
 }
 
 void sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp) {

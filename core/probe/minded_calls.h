@@ -19,8 +19,8 @@ constexpr bool is_minded_always(uint64_t number) {
   }
 }
 
-// While traps are in use: masks, what a child or a new program inherits of them, and who is traced.
-constexpr bool is_minded_with_traps(uint64_t number) {
+// About the calling thread's mask. When the traps are gone they are the kernel's alone.
+constexpr bool is_mask_call(uint64_t number) {
   switch (number) {
     case __NR_rt_sigprocmask:
     case __NR_rt_sigpending:
@@ -30,7 +30,15 @@ constexpr bool is_minded_with_traps(uint64_t number) {
     case __NR_pselect6:
     case __NR_epoll_pwait:
     case __NR_epoll_pwait2:
-    case __NR_io_pgetevents:
+    case __NR_io_pgetevents: return true;
+    default: return false;
+  }
+}
+
+// While traps are in use: masks, what a child or a new program inherits of them, and who is traced.
+constexpr bool is_minded_with_traps(uint64_t number) {
+  if (is_mask_call(number)) return true;
+  switch (number) {
     case __NR_execve:
     case __NR_execveat:
     case __NR_exit:

@@ -50,18 +50,22 @@ bool keep_or_die(const KernelSigaction& action, SignalInfo* info) {
 
 void forward_trap(SignalInfo* info, SignalContext* context) {
   KernelSigaction action = program_trap();
-  if (keep_or_die(action, info)) return;
+  bool traps = traps_in_use(), gone = traps_gone();
+  if (keep_or_die(action, info)) return gone ? hand_mask_over(context) : void();
   if (action.flags & kSaResetHand) {
     KernelSigaction reset = action;
     reset.handler = kDefaultAction;
     set_program_trap(reset);
   }
-  // SIGTRAP itself stays deliverable; everything else as the program asked. The context's mask is restored on return.
-  bool traps = traps_in_use(), window = traps && in_exec_window();
+  // SIGTRAP itself stays deliverable while there are traps; everything else as the program asked. The context's mask is restored
+  // on return.
+  bool blocks_trap = !(action.flags & kSaNoDefer) || action.mask & kTrapBit;
+  if (gone) hand_mask_over(context), traps = false;
+  bool window = traps && in_exec_window();
   DetourPlace place = find_detour_place(context->rip);
   if (place.pc) show_original(place, context, info);
-  if (traps) enter_handler(context, !(action.flags & kSaNoDefer) || action.mask & kTrapBit);
-  uint64_t mask = action.mask & ~kTrapBit;
+  if (traps) enter_handler(context, blocks_trap);
+  uint64_t mask = (action.mask & ~kTrapBit) | (gone && blocks_trap ? kTrapBit : 0);
   if (mask) system_call(__NR_rt_sigprocmask, kBlock, reinterpret_cast<uint64_t>(&mask), 0, kMaskBytes);
   auto handler = reinterpret_cast<SignalHandler>(action.handler);
   if (uint64_t top = other_stack(action)) sonde_call_on_stack(handler, kSigtrap, info, context, top);

@@ -11,6 +11,8 @@
 namespace sonde {
 namespace {
 
+// What carries a call out has a frame of its own (noinline): the stack of each is what that call needs, not what the largest does.
+
 uint64_t address_of(const void* object) { return reinterpret_cast<uint64_t>(object); }
 int32_t as_int(uint64_t argument) { return static_cast<int32_t>(argument); }
 
@@ -28,7 +30,7 @@ void install_trap_action(const KernelSigaction& program) {
   system_call(__NR_rt_sigaction, kSigtrap, address_of(&action), 0, kMaskBytes);
 }
 
-int64_t change_trap_action(const ProgramCall& call) {
+[[gnu::noinline]] int64_t change_trap_action(const ProgramCall& call) {
   KernelSigaction before = program_trap(), wanted;
   uint64_t action = call.arguments[1], old = call.arguments[2];
   if (action) {
@@ -46,7 +48,7 @@ int64_t change_trap_action(const ProgramCall& call) {
   return result;
 }
 
-int64_t change_action(const ProgramCall& call) {
+[[gnu::noinline]] int64_t change_action(const ProgramCall& call) {
   uint64_t action = call.arguments[1], old = call.arguments[2];
   if (call.arguments[3] != kMaskBytes) return unchanged(call);
   if (as_int(call.arguments[0]) == kSigtrap && sonde_agent_control.flags & kControlTraps)
@@ -84,7 +86,7 @@ int64_t change_context_mask(SignalContext* context, bool blocked, uint64_t how, 
   return result;
 }
 
-int64_t change_mask(const ProgramCall& call) {
+[[gnu::noinline]] int64_t change_mask(const ProgramCall& call) {
   uint64_t how = static_cast<uint32_t>(call.arguments[0]), set = call.arguments[1], old = call.arguments[2];
   uint64_t wanted = 0;
   if (call.arguments[3] != kMaskBytes || (set && how > kSetMask)) return unchanged(call);
@@ -105,7 +107,7 @@ int64_t change_mask(const ProgramCall& call) {
   return result;
 }
 
-int64_t ask_pending(const ProgramCall& call) {
+[[gnu::noinline]] int64_t ask_pending(const ProgramCall& call) {
   int64_t result = unchanged(call);
   TrapMask* state = trap_mask();
   if (result == 0 && call.arguments[1] && state && state->held)
@@ -114,7 +116,7 @@ int64_t ask_pending(const ProgramCall& call) {
 }
 
 // rt_sigtimedwait(set, info, timeout, bytes): the kernel unblocks what is waited for itself, and takes it before any handler.
-int64_t wait_for_signal(const ProgramCall& call) {
+[[gnu::noinline]] int64_t wait_for_signal(const ProgramCall& call) {
   uint64_t set;
   TrapMask* state = trap_mask();
   if (!state || !state->held || call.arguments[3] != kMaskBytes || !read_user_word(call.arguments[0], &set) ||
@@ -159,7 +161,7 @@ int64_t wait_with_mask(uint64_t mask, Make make) {
 }
 
 // The mask's address and length stand in two arguments, the first being `at`.
-int64_t wait_by_arguments(const ProgramCall& call, unsigned at) {
+[[gnu::noinline]] int64_t wait_by_arguments(const ProgramCall& call, unsigned at) {
   uint64_t mask;
   if (!call.arguments[at] || call.arguments[at + 1] != kMaskBytes || !read_user_word(call.arguments[at], &mask))
     return unchanged(call);
@@ -171,7 +173,7 @@ int64_t wait_by_arguments(const ProgramCall& call, unsigned at) {
 }
 
 // The last argument points to both.
-int64_t wait_by_pair(const ProgramCall& call) {
+[[gnu::noinline]] int64_t wait_by_pair(const ProgramCall& call) {
   uint64_t pair[2], mask, at = call.arguments[5];
   if (!at || !read_user_word(at, &pair[0]) || !read_user_word(at + 8, &pair[1]) || !pair[0] || pair[1] != kMaskBytes ||
       !read_user_word(pair[0], &mask))
@@ -202,7 +204,8 @@ void close_exec_window(TrapMask* state) {
   set_kernel_mask(mask & ~kTrapBit);  // what was pending comes now and is held again
 }
 
-int64_t replace_program(const ProgramCall& call) {
+[[gnu::noinline]] int64_t replace_program(const ProgramCall& call) {
+  if (traps_gone()) hand_mask_over(call.context);
   KernelSigaction program = program_trap();
   bool ignored = program.handler == kIgnoreAction, sharing = is_sharing_child();
   TrapMask* state = trap_mask();
@@ -221,7 +224,7 @@ int64_t replace_program(const ProgramCall& call) {
     state->own_action = before.own_action;
     state->action = before.action;
   }
-  if (before.blocked && state) close_exec_window(state);
+  if (before.blocked && state && (sharing || state->window)) close_exec_window(state);
   return result;
 }
 
@@ -232,7 +235,7 @@ constexpr uint64_t kTraceMe = 0;  // PTRACE_TRACEME
 constexpr uint64_t kStrict = 1, kTscFaults = 2;  // SECCOMP_MODE_STRICT, PR_TSC_SIGSEGV
 constexpr uint64_t kOperationStrict = 0, kOperationFilter = 1;  // SECCOMP_SET_MODE_*
 
-void refrain(const ProgramCall& call) {
+[[gnu::noinline]] void refrain(const ProgramCall& call) {
   uint64_t first = static_cast<uint32_t>(call.arguments[0]), second = call.arguments[1];
   if (call.number == __NR_seccomp) {
     if (first == kOperationStrict || first == kOperationFilter) lock_in(first == kOperationStrict, call.context);
@@ -243,8 +246,8 @@ void refrain(const ProgramCall& call) {
   }
 }
 
-int64_t change_alternate_stack(const ProgramCall& call) {
-  mind_stack_size(call.arguments[0]);
+[[gnu::noinline]] int64_t change_alternate_stack(const ProgramCall& call) {
+  mind_stack_size(call.arguments[0], call.context);
   SignalContext* context = call.context;
   if (context && context->stack.flags & kStackAutoDisarm)  // taken away for this very handler
     system_call(__NR_sigaltstack, address_of(&context->stack), 0);
@@ -261,33 +264,36 @@ int64_t change_alternate_stack(const ProgramCall& call) {
 
 }  // namespace
 
-bool mind_system_call(const ProgramCall& call, int64_t* result) {
+// Each case ends in a jump to what does it: there may be little stack.
+int64_t mind_system_call(const ProgramCall& call) {
+  if (is_mask_call(call.number) && traps_gone()) return hand_mask_over(call.context), kNotCarriedOut;
   switch (call.number) {
-    case __NR_rt_sigaction: return *result = change_action(call), true;
-    case __NR_rt_sigprocmask: return *result = change_mask(call), true;
-    case __NR_rt_sigpending: return *result = ask_pending(call), true;
-    case __NR_rt_sigtimedwait: return *result = wait_for_signal(call), true;
-    case __NR_rt_sigsuspend: return *result = wait_by_arguments(call, 0), true;
-    case __NR_ppoll: return *result = wait_by_arguments(call, 3), true;
+    case __NR_rt_sigaction: return change_action(call);
+    case __NR_rt_sigprocmask: return change_mask(call);
+    case __NR_rt_sigpending: return ask_pending(call);
+    case __NR_rt_sigtimedwait: return wait_for_signal(call);
+    case __NR_rt_sigsuspend: return wait_by_arguments(call, 0);
+    case __NR_ppoll: return wait_by_arguments(call, 3);
     case __NR_epoll_pwait:
-    case __NR_epoll_pwait2: return *result = wait_by_arguments(call, 4), true;
+    case __NR_epoll_pwait2: return wait_by_arguments(call, 4);
     case __NR_pselect6:
-    case __NR_io_pgetevents: return *result = wait_by_pair(call), true;
+    case __NR_io_pgetevents: return wait_by_pair(call);
     case __NR_execve:
-    case __NR_execveat: return *result = replace_program(call), true;
+    case __NR_execveat: return replace_program(call);
     case __NR_sigaltstack:
-      if (!call.arguments[0] && !(call.context && call.context->stack.flags & kStackAutoDisarm)) return false;
-      return *result = change_alternate_stack(call), true;
+      if (!call.arguments[0] && !(call.context && call.context->stack.flags & kStackAutoDisarm)) return kNotCarriedOut;
+      return change_alternate_stack(call);
     case __NR_prctl:
-    case __NR_seccomp: return refrain(call), false;
+    case __NR_seccomp: return refrain(call), kNotCarriedOut;
     case __NR_ptrace:
       if (call.arguments[0] == kTraceMe) disarm_traps(DisarmCause::traced);
-      return false;
-    case __NR_exit: return forget_trap_mask(), false;
+      return kNotCarriedOut;
+    case __NR_exit: return forget_trap_mask(), kNotCarriedOut;
     case __NR_exit_group:
       if (is_sharing_child()) forget_trap_mask();
-      return false;
-    default: return owner_pid(), trap_mask(), false;  // a child is about to be made, and will look for its parent's
+      return kNotCarriedOut;
+    default:
+      return owner_pid(), trap_mask(), kNotCarriedOut;  // a child is about to be made, and will look for its parent's
   }
 }
 

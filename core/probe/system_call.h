@@ -29,7 +29,8 @@ inline bool is_minded(uint64_t number) {
   return is_minded_always(number) || (is_minded_with_traps(number) && traps_in_use());
 }
 
-// True: carried out, *result is what the kernel would have left in the result's register. False: to be made by the program.
-bool mind_system_call(const ProgramCall& call, int64_t* result);
+// What the kernel would have left in the result's register; kNotCarriedOut: to be made by the program.
+constexpr int64_t kNotCarriedOut = INT64_MIN;
+int64_t mind_system_call(const ProgramCall& call);
 
 }  // namespace sonde

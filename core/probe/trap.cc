@@ -17,8 +17,8 @@ void carry_out(SignalContext* context, const Site& site) {
   uint64_t flags = context->eflags & ~uint64_t{0x10000};  // RF
   ProgramCall call{
       context->rax, {context->rdi, context->rsi, context->rdx, context->r10, context->r8, context->r9}, context};
-  int64_t result;
-  if (!is_minded(call.number) || !mind_system_call(call, &result)) {
+  int64_t result = is_minded(call.number) ? mind_system_call(call) : kNotCarriedOut;
+  if (result == kNotCarriedOut) {
     __atomic_store_n(&context->rip, site.resume, __ATOMIC_RELAXED);
     return;
   }

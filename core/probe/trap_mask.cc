@@ -36,7 +36,7 @@ struct Found {
   TrapMask* parent = nullptr;  // of the parent process, with the same thread pointer
 };
 
-Found look_up(uint64_t key, uint32_t tid, uint32_t pid) {
+[[gnu::always_inline]] inline Found look_up(uint64_t key, uint32_t tid, uint32_t pid) {
   Found found;
   uint32_t parent_pid = 0;
   for (uint32_t i = 0; i < kProbed; i++) {
@@ -110,14 +110,14 @@ KernelSigaction read_shared_action() {
 
 }  // namespace
 
-TrapMask* trap_mask(bool make) {
-  uint64_t key = thread_pointer();
-  if (!key) key = kEarlyKey;
-  uint32_t tid = own_tid(), pid = own_pid();
-  Found found = look_up(key, tid, pid);
-  if (found.own) return found.own;
-  bool blocked = found.parent && blocked_before(*found.parent);
-  if (!make && !blocked) return nullptr;
+void block_trap() {
+  uint64_t trap = kTrapBit;
+  system_call(__NR_rt_sigprocmask, kBlock, reinterpret_cast<uint64_t>(&trap), 0, kMaskBytes);
+}
+
+namespace {
+// Apart from the look-up, which is all that mostly happens, and may happen where there is little stack.
+[[gnu::noinline]] TrapMask* make_state(uint64_t key, uint32_t tid, uint32_t pid, bool blocked) {
   TrapMask* state = take_place(key);
   if (!state) return nullptr;
   state->pid = pid;
@@ -130,6 +130,33 @@ TrapMask* trap_mask(bool make) {
   }
   __atomic_store_n(&state->tid, tid, __ATOMIC_RELEASE);
   return state;
+}
+
+[[gnu::noinline]] void hand_state_over(TrapMask* state, SignalContext* context) {
+  SignalInfo info = state->pending;
+  bool held = state->held;
+  if (!state->window) {  // else the kernel has the true mask
+    if (context && blocked_before(*state)) context->mask |= kTrapBit;
+    if (state->blocked) block_trap();
+  }
+  state->blocked = state->waiting = state->window = state->held = false;
+  if (held) send_trap(&info);
+}
+}  // namespace
+
+TrapMask* trap_mask(bool make) {
+  uint64_t key = thread_pointer();
+  if (!key) key = kEarlyKey;
+  uint32_t tid = own_tid(), pid = own_pid();
+  Found found = look_up(key, tid, pid);
+  if (found.own) return found.own;
+  bool blocked = found.parent && blocked_before(*found.parent);
+  return make || blocked ? make_state(key, tid, pid, blocked) : nullptr;
+}
+
+void hand_mask_over(SignalContext* context) {
+  TrapMask* state = trap_mask();
+  if (state && (state->blocked || state->waiting || state->window || state->held)) hand_state_over(state, context);
 }
 
 bool trap_blocked() {
@@ -177,6 +204,10 @@ void enter_handler(SignalContext* context, bool blocks_trap) {
 
 void leave_handler(SignalContext* context, bool window) {
   bool blocked = context->mask & kTrapBit;
+  if (traps_gone() && !window) {  // the context's mask is the kernel's from now on
+    hand_mask_over(nullptr);
+    return;
+  }
   if (window) {  // back to where the kernel has the true mask
     if (TrapMask* state = trap_mask()) state->window = true, state->blocked = blocked;
     return;

@@ -5,6 +5,10 @@
 // shares memory, has its parent's thread pointer but another id, and gets a state of its own that begins as its parent's;
 // so does a forked child, which finds its parent's state in its copy. A thread without a state blocks nothing.
 //
+// When the agent or the host has taken the traps out, nothing of this is needed any more: at its next call about its mask,
+// or its next handler, a thread hands what it blocks over to the kernel. From then on such calls and handlers are the
+// kernel's alone and take no stack of the agent's, which matters on the small signal stacks that traps are taken out for.
+//
 // A state is changed by its own thread only, in single stores that a handler of the same thread may interrupt. Signal-safe.
 #pragma once
 
@@ -32,6 +36,19 @@ inline bool traps_in_use() {
   uint32_t flags = __atomic_load_n(&sonde_agent_control.flags, __ATOMIC_RELAXED);
   return (flags & (kControlTraps | kControlNoSystemCalls)) == kControlTraps;
 }
+
+// In use still, but no trap stands anywhere and none ever will.
+inline bool traps_gone() {
+  constexpr uint32_t kAll = kControlTraps | kControlTrapsGone;
+  uint32_t flags = __atomic_load_n(&sonde_agent_control.flags, __ATOMIC_RELAXED);
+  return (flags & (kAll | kControlNoSystemCalls)) == kAll;
+}
+
+// With the traps gone: the calling thread blocks SIGTRAP by the kernel's mask from now on, if it blocks it, and what was held
+// is pending. context: of the handler that has just begun, or of the trap; null: of the running code.
+void hand_mask_over(SignalContext* context);
+// In the kernel.
+void block_trap();
 
 // The calling thread's state; null: it blocks nothing. `make`: null only if there is no room.
 TrapMask* trap_mask(bool make = false);

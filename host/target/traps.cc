@@ -108,13 +108,14 @@ Result<void> Target::begin_traps(Tracee& tracee) {
   return tracee.write_as(flags, SONDE_TRY(tracee.read_as<uint32_t>(flags)) | kControlTraps);
 }
 
-// Whoever has run into one already finds it in the table, and its detour in place.
+// Whoever has run into one already finds it in the table, and its detour in place. Masks are the kernel's again (trap_mask.h).
 Result<void> Target::disarm_traps(Tracee& tracee) {
   has_traps_ = false;
   for (const TargetSite& site : sites_)
     if (!site.gone && site.plan.method == Method::trap)
       SONDE_TRY_VOID(tracee.write(site.plan.patch, site.plan.original));
-  return {};
+  Addr flags = agent_address(agent_.control) + offsetof(AgentControl, flags);
+  return tracee.write_as(flags, SONDE_TRY(tracee.read_as<uint32_t>(flags)) | kControlDisarmed | kControlTrapsGone);
 }
 
 }  // namespace sonde::host
