@@ -29,6 +29,11 @@ bool CodeView::in_code_section(uint64_t addr) const {
          std::ranges::any_of(code_sections, [&](const CodeRange& s) { return s.begin <= addr && addr < s.end; });
 }
 
+bool CodeView::has_unknown_pads(uint64_t addr) const {
+  auto it = std::ranges::upper_bound(unknown_pads, addr, {}, &CodeRange::begin);
+  return it != unknown_pads.begin() && addr < (it - 1)->end;
+}
+
 size_t CodeView::function_from(uint64_t addr) const {
   auto it = std::partition_point(functions.begin(), functions.end(), [&](const CodeRange& f) { return f.end <= addr; });
   return static_cast<size_t>(it - functions.begin());

@@ -25,6 +25,7 @@ struct CodeView {
   std::vector<Piece> pieces;         // sorted, non-overlapping
   std::vector<CodeRange> functions;  // sorted by begin, non-overlapping; all of the image, also those not asked for
   std::vector<uint64_t> labels;      // other symbols in code, in any order
+  std::vector<CodeRange> unknown_pads;  // code whose exception table cannot be read, disjoint: pads may be anywhere in it
   std::vector<CodeRange> code_sections;  // sections of instructions, sorted; empty: the file does not say
   uint64_t begin = 0, end = 0;       // of the image in the target
   uint64_t text_begin = 0, text_end = 0;  // hull of the executable pieces
@@ -38,6 +39,7 @@ struct CodeView {
   bool in_text(uint64_t addr) const { return !code_at(addr).empty(); }
   // False for data that an executable segment also holds.
   bool in_code_section(uint64_t addr) const;
+  bool has_unknown_pads(uint64_t addr) const;
   // Index of the first function that ends behind addr.
   size_t function_from(uint64_t addr) const;
 
@@ -45,5 +47,7 @@ struct CodeView {
 };
 
 CodeView view_code(const LoadedImage& loaded);
+// Landing pads become labels. Apart from view_code, because most images' are never needed.
+void add_landing_pads(const LoadedImage& loaded, CodeView& view);
 
 }  // namespace sonde::host

@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "host/plan/code_view.h"
+#include "host/plan/interval_set.h"
+#include "host/tables/exception_tables.h"
 
 namespace sonde::host {
 namespace {
@@ -51,6 +53,17 @@ CodeView view_code(const LoadedImage& loaded) {
   collect_labels(image, loaded.bias, view);
   view.finish();
   return view;
+}
+
+void add_landing_pads(const LoadedImage& loaded, CodeView& view) {
+  ExceptionTables tables = read_exception_tables(*loaded.image);
+  for (const ThrowingRange& r : tables.ranges) view.labels.push_back(r.pad + loaded.bias);
+  IntervalSet unknown;
+  for (ImageRange r : tables.unreadable) {
+    uint64_t begin = std::max(r.begin.value + loaded.bias, view.text_begin), end = std::min(r.end.value + loaded.bias, view.text_end);
+    unknown.add(begin, end);
+  }
+  for (auto [begin, end] : unknown) view.unknown_pads.push_back({begin, end});
 }
 
 }  // namespace sonde::host

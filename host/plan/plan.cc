@@ -58,6 +58,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
     SystemCalls calls = request.system_calls ? find_system_calls(view, nullptr) : SystemCalls{};
     if (calls.found.empty() && calls.doubtful.empty()) return plan;
   }
+  add_landing_pads(loaded, view);
   Planner planner(view, request);
   planner.plan_system_calls(plan);
   planner.plan(plan.sites, ranges);

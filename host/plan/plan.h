@@ -25,6 +25,7 @@ enum class Refusal : uint8_t {
   cold_part,
   data_in_text,
   system_call,         // begins with a system call that the engine itself watches
+  unknown_pads,        // its exception table cannot be read: exceptions may come back anywhere in it
   differs,             // the code in memory is not what the file holds (found when arming)
 };
 

@@ -9,6 +9,9 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <set>
+
+#include "host/tables/exception_tables.h"
 
 using namespace sonde;
 using namespace sonde::host;
@@ -90,6 +93,17 @@ void check_consistent(const ImagePlan& plan) {
   CHECK(unmapped == 0);
 }
 
+// Where exceptions come back to is left as it was, but for an instruction that a trap stands for.
+void check_landing_pads(const LoadedImage& loaded, const ImagePlan& plan) {
+  std::set<uint64_t> pads;
+  for (auto& r : read_exception_tables(*loaded.image).ranges) pads.insert(r.pad + loaded.bias);
+  size_t covered = 0;
+  for (auto& site : plan.sites)
+    for (auto [at, size] : {std::pair(site.patch, site.bytes.size()), std::pair(site.island, site.island_bytes.size())})
+      if (size) covered += pads.lower_bound(at.value + 1) != pads.lower_bound(at.value + size);
+  CHECK(covered == 0);
+}
+
 }  // namespace
 
 TEST_CASE("ten thousand functions of a very large image are planned in seconds") {
@@ -145,6 +159,7 @@ TEST_CASE("nearly all functions of real files are patched without traps") {
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     REQUIRE(plan);
     check_consistent(*plan);
+    check_landing_pads(loaded, *plan);
     Summary s = summarize(loaded, *plan);
     print(path, s, seconds);
     CHECK(s.patched * 100 >= s.asked * 95);

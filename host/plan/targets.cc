@@ -41,6 +41,8 @@ Targets::Targets(const CodeView& view)
     if (code.size() > 1 && code[0] == kNop && code[1] != kNop) mark(f.begin + 1);
   }
   for (uint64_t label : view.labels) mark(label);
+  for (const CodeRange& r : view.unknown_pads)
+    for (uint64_t a = r.begin; a < r.end; a++) mark(a);
   for (const Piece& p : view.pieces) {
     if (p.executable) scan_code(p);
     scan_words(p);

@@ -5,8 +5,9 @@
 //   - entries of tables that such a lea leads to (jump tables relative to themselves);
 //   - words of the file that are addresses of code (pointers, relocation addends, dynamic symbols) and, where code is
 //     position-dependent, 32-bit absolute addresses;
-//   - functions' starts and other symbols; every endbr64; and, in a part that begins with a single nop, the byte behind it:
-//     offset 0 means "none" in exception tables, so compilers put a nop in front of a landing pad that would stand there;
+//   - functions' starts and other symbols; every endbr64; the landing pads of exception tables, and all code whose table
+//     cannot be read; and, in a part that begins with a single nop, the byte behind it: offset 0 means "none" in exception
+//     tables, so compilers put a nop in front of a landing pad that would stand there;
 //   - 8-bit relative branches, from decoded instructions near the sites (add_near).
 #pragma once
 

@@ -42,6 +42,7 @@ Window window_inside(const CodeView& view, const Targets& targets, CodeRange fun
   Window w;
   w.patch = patch;
   auto stop = [&](Refusal reason, uint64_t at) {
+    if (reason == Refusal::jumped_into && view.has_unknown_pads(at)) reason = Refusal::unknown_pads;
     w.reason = reason, w.reason_offset = static_cast<uint32_t>(at - function.begin);
     return w;
   };

@@ -93,11 +93,17 @@ std::optional<Cie> read_cie(Cursor at, bool wide_length, const CfiSection& secti
 }
 
 // Null, whatever it is relative to, means none.
-ImageAddr read_lsda(Cursor data, const Cie& cie, const CfiSection& section) {
+void read_lsda(Cursor data, const CfiSection& section, Fde* fde) {
+  const Cie& cie = *fde->cie;
+  fde->lsda_unknown = !cie.understood;
+  if (cie.lsda_encoding == pe_omit) return;
   Cursor raw = data;
   auto null = read_format(raw, cie.lsda_encoding & 0x0f);
-  auto address = read_encoded(data, cie.lsda_encoding, section, 0);
-  return null && *null != 0 && address ? ImageAddr(*address) : ImageAddr();
+  if (null && *null == 0) return;
+  auto address = read_encoded(data, cie.lsda_encoding & ~pe_indirect, section, 0);
+  fde->lsda_unknown |= !address;
+  fde->lsda_indirect = cie.lsda_encoding & pe_indirect;
+  if (address && !fde->lsda_unknown) fde->lsda = ImageAddr(*address);
 }
 
 std::optional<Fde> read_fde(Cursor at, bool wide_length, const Cie& cie, const CfiSection& section) {
@@ -110,15 +116,16 @@ std::optional<Fde> read_fde(Cursor at, bool wide_length, const Cie& cie, const C
   if ((cie.fde_encoding & 0x0f) == pe_sdata4) length = static_cast<uint32_t>(length);
   if ((cie.fde_encoding & 0x0f) == pe_sdata2) length = static_cast<uint16_t>(length);
   if (*begin + length < *begin) return std::nullopt;
-  ImageAddr lsda;
+  Fde fde{&cie, {ImageAddr(*begin), ImageAddr(*begin + length)}, {}};
   if (cie.has_size) {
     uint64_t size = at.uleb();
-    Cursor data = at;
+    if (size > at.left()) return std::nullopt;
+    if (size) read_lsda(Cursor(section.bytes.first(at.at() + size), at.at()), section, &fde);
     at.skip(size);
-    if (size && cie.understood) lsda = read_lsda(data, cie, section);
   }
   if (!at.ok()) return std::nullopt;
-  return Fde{&cie, {ImageAddr(*begin), ImageAddr(*begin + length)}, rest_of(at), lsda};
+  fde.instructions = rest_of(at);
+  return fde;
 }
 
 class Reader {

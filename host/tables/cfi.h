@@ -37,6 +37,8 @@ struct Fde {
   ImageRange range;
   Block instructions;
   ImageAddr lsda{};  // where the language's exception table of this code lies; 0: none
+  bool lsda_indirect = false;  // there stands its address instead
+  bool lsda_unknown = false;   // it has one, or may have, and where cannot be read
 };
 
 struct CfiSection {

@@ -86,3 +86,87 @@ CODE
   g++ -O1 -w -o app app.cc
   for pattern in 'libstdc++.so.6:*' '*:*'; do same_as_untraced -f "$pattern" -- ./app; done
 }
+
+# A function whose landing pad is its second instruction, and one whose exception table is not to be read.
+landing_pads() {
+  cat >pads.s <<'CODE'
+ .text
+ .globl catches
+ .type catches,@function
+catches: .cfi_startproc
+ .cfi_personality 0x9b,DW.ref.__gxx_personality_v0
+ .cfi_lsda 0x1b,.Larea
+ xor %eax,%eax
+.Lpad: mov %rax,%rdi
+ test %rdi,%rdi
+ jne .Lcaught
+ sub $8,%rsp
+ .cfi_def_cfa_offset 16
+.Lbegin: call thrower
+.Lend:
+.Lcaught: call __cxa_begin_catch
+ call __cxa_end_catch
+ mov $42,%eax
+ add $8,%rsp
+ .cfi_def_cfa_offset 8
+ ret
+ .cfi_endproc
+ .size catches,.-catches
+ .globl unknown
+ .type unknown,@function
+unknown: .cfi_startproc
+ .cfi_personality 0x9b,DW.ref.__gxx_personality_v0
+ .cfi_lsda 0x1b,.Lgarbled
+ xor %eax,%eax
+ mov %rdi,%rax
+ add $1,%rax
+ ret
+ .cfi_endproc
+ .size unknown,.-unknown
+ .section .gcc_except_table,"a",@progbits
+.Larea: .byte 0xff, 0x9b
+ .uleb128 .Ltypes-.Ltypes_from
+.Ltypes_from: .byte 1
+ .uleb128 .Lsites_end-.Lsites
+.Lsites: .uleb128 .Lbegin-catches, .Lend-.Lbegin, .Lpad-catches, 1
+.Lsites_end: .byte 1, 0
+ .balign 4
+ .long 0
+.Ltypes:
+.Lgarbled: .byte 0xff, 0xff, 1, 0xff, 0xff, 0xff, 0x7f
+ .section .data.rel.local.DW.ref.__gxx_personality_v0,"awG",@progbits,DW.ref.__gxx_personality_v0,comdat
+ .hidden DW.ref.__gxx_personality_v0
+ .weak DW.ref.__gxx_personality_v0
+ .balign 8
+DW.ref.__gxx_personality_v0: .quad __gxx_personality_v0
+ .section .note.GNU-stack,"",@progbits
+CODE
+  cat >pads.cc <<'CODE'
+#include <cstdio>
+extern "C" int catches();
+extern "C" long unknown(long);
+extern "C" void thrower() { throw 7; }
+int main() {
+  for (int i = 0; i < 3; i++) std::printf("%d %ld\n", catches(), unknown(i));
+}
+CODE
+  g++ -O1 pads.cc pads.s -o pads "$@"
+}
+
+@test "a landing pad in a function's first bytes is reached by an exception" {
+  for how in -pie -no-pie; do
+    landing_pads $how
+    [ "$(./pads)" = $'42 1\n42 2\n42 3' ]
+    same_as_untraced --no-trap -- ./pads
+    same_as_untraced -- ./pads
+    [ "$(calls_of catches)" -eq 3 ]
+    [ "$(calls_of unknown)" -eq 3 ]
+  done
+}
+
+@test "a function whose exception table cannot be read gets a trap or is refused, with the reason" {
+  landing_pads
+  "$SONDE" list ./pads | grep -q ' trap *unknown'
+  "$SONDE" record -q --no-trap -o trace -- ./pads >/dev/null
+  "$SONDE" report trace | grep -q 'refused: 1 its exception table cannot be read'
+}
