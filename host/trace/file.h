@@ -63,7 +63,8 @@ struct TraceMeta {
   bool complete = false;  // the end chunk is there
   int64_t longest_pause_ns = 0;
   uint64_t lost_no_thread_state = 0;
-  uint64_t unwritten_records = 0;  // left out of the file for want of space
+  uint64_t unwritten_records = 0;  // left out of the file
+  std::string failure;  // why, or why something else was; "" if the file is whole
   std::vector<TraceImage> images;
   std::vector<TraceSite> sites;
   std::vector<TraceThread> threads;
@@ -91,7 +92,7 @@ class TraceWriter {
   // compressed all the same.
   void set_hurry(bool hurry) { hurry_ = hurry; }
   // The thread's calls so far, with --sum; takes the place of what was written for it before.
-  // last: nothing will; if it cannot be written either its calls are counted as not written.
+  // last: nothing will; if it cannot be written either, the calls that the file lacks are counted as not written.
   void sums(uint32_t thread, const SumTree& tree, bool last);
   // How the threads stand, in case there will be no end.
   void account(const ClockSample& now, std::span<const TraceThread> threads);
@@ -100,6 +101,7 @@ class TraceWriter {
   const std::string& failure() const { return failure_; }
   uint64_t bytes() const { return bytes_; }
   uint64_t unwritten_records() const { return unwritten_; }
+  bool regular() const { return regular_; }  // a file that can be read again, no pipe or device
 
  private:
   TraceWriter(int fd, uint64_t max_bytes);
@@ -110,10 +112,12 @@ class TraceWriter {
 
   int fd_;
   uint64_t max_bytes_, bytes_ = 0, unwritten_ = 0, reserved_ = 0;
+  bool regular_ = false;
   std::string failure_;
   bool hurry_ = false;
   unsigned slow_writes_ = 0;  // so many chunks yet are compressed because one had to wait for the disk
   std::vector<uint8_t> packed_, encoded_;
+  std::map<uint32_t, uint64_t> summed_calls_;  // of each thread's tree in the file
   struct ZSTD_CCtx_s* zstd_ = nullptr;
 };
 

@@ -188,8 +188,7 @@ void TraceReader::merge_end(const nlohmann::json& j) {
   meta_.unwritten_records = j.at("unwritten_records");
   auto notes = j.at("notes").get<std::vector<std::string>>();
   meta_.notes.insert(meta_.notes.end(), notes.begin(), notes.end());
-  if (std::string failure = j.at("failure"); !failure.empty())
-    meta_.notes.push_back(fmt::format("{} records could not be written: {}", meta_.unwritten_records, failure));
+  meta_.failure = j.at("failure");
   for (const json& s : j.at("site_lost")) meta_.site_lost[s.at(0)] = s.at(1).get<Losses>();
   const json& to = j.at("image_to");
   for (size_t i = 0; i < to.size() && i < meta_.images.size(); i++) meta_.images[i].to_ticks = to.at(i);

@@ -2,7 +2,9 @@
 // leaves a file that says what it lacks.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -65,6 +67,21 @@ json to_json(std::span<const TraceThread> threads) {
 // File names and symbols are bytes, JSON is UTF-8: what does not fit is replaced.
 std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
+// Only a plain file is emptied, and none that another recording holds; pipes and devices are written to as they are.
+Result<void> take_over(int fd, const std::string& path, bool* regular) {
+  struct stat st;
+  if (fstat(fd, &st) != 0) return fail_errno(fmt::format("write the trace to {}", path));
+  *regular = S_ISREG(st.st_mode);
+  if (S_ISBLK(st.st_mode)) return fail(fmt::format("{} is a disk: choose a file with -o", path));
+  if (isatty(fd)) return fail(fmt::format("{} is a terminal, a trace is no text: choose a file with -o", path));
+  if (!*regular) return {};
+  // A file system without locks goes without.
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return fail(fmt::format("another recording is being written to {}: choose another file with -o", path));
+  if (ftruncate(fd, 0) != 0) return fail_errno(fmt::format("write the trace to {}", path));
+  return {};
+}
+
 }  // namespace
 
 TraceWriter::TraceWriter(int fd, uint64_t max_bytes) : fd_(fd), max_bytes_(max_bytes), zstd_(ZSTD_createCCtx()) {}
@@ -75,6 +92,7 @@ TraceWriter::TraceWriter(TraceWriter&& other) noexcept
       bytes_(other.bytes_),
       unwritten_(other.unwritten_),
       reserved_(other.reserved_),
+      regular_(other.regular_),
       failure_(std::move(other.failure_)),
       zstd_(std::exchange(other.zstd_, nullptr)) {}
 
@@ -84,9 +102,11 @@ TraceWriter::~TraceWriter() {
 }
 
 Result<TraceWriter> TraceWriter::create(const std::string& path, uint64_t max_bytes) {
-  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOCTTY | O_CLOEXEC, 0644);
+  if (fd < 0 && errno == EISDIR) return fail(fmt::format("{} is a folder: choose a file with -o", path));
   if (fd < 0) return fail_errno(fmt::format("write the trace to {}", path));
   TraceWriter writer(fd, max_bytes);
+  SONDE_TRY_VOID(take_over(fd, path, &writer.regular_));
   FileHeader header{};
   std::memcpy(header.magic, kTraceMagic, sizeof kTraceMagic);
   header.version = kTraceVersion;
@@ -214,7 +234,9 @@ void TraceWriter::sums(uint32_t thread, const SumTree& tree, bool last) {
     reserve_room();
     if (failure_.empty()) write_chunk(kChunkSums, raw, true);
   }
-  if (!failure_.empty() && last) unwritten_ += tree.calls();
+  uint64_t& written = summed_calls_[thread];
+  if (failure_.empty()) written = tree.calls();
+  else if (last && tree.calls() > written) unwritten_ += tree.calls() - written;
 }
 
 void TraceWriter::account(const ClockSample& now, std::span<const TraceThread> threads) {
