@@ -1,6 +1,8 @@
 // Every call, thread by thread in order of entry, nested by indentation; with recorded stacks below their hits.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/walk/reason.h"
 #include "host/report/calls.h"
 #include "host/report/footer.h"
@@ -41,9 +43,9 @@ class CallsPrinter : public CallVisitor {
     if (call.entry_only) marks = "  [return not hooked]";
     else if (call.event.kind != ExitKind::returned) marks = fmt::format("  [{}]", exit_word(call.event.kind));
     if (call.tail) marks += "  [tail call]";
-    fmt::print(out_, "{:>14.3f} us {:>10}  {:{}}{}{}\n", at / 1e3,
-               call.entry_only ? "-" : format_time(recording_.nanoseconds(duration)), "",
-               2 * std::min<uint32_t>(call.depth, 60),
+    deepest_ = std::max(deepest_, call.depth);
+    fmt::print(out_, "{:>14.3f} us {:>10}  {}{}{}\n", at / 1e3,
+               call.entry_only ? "-" : format_time(recording_.nanoseconds(duration)), indentation(call.depth),
                site_name(recording_, call.event.site, options_, options_.width > 70 ? options_.width - 40 : 30), marks);
   }
   void leave(uint32_t, OpenCall&, OpenCall*) override {}
@@ -57,6 +59,7 @@ class CallsPrinter : public CallVisitor {
     }
   }
 
+  unsigned deepest() const { return deepest_; }
   bool full() const { return options_.limit && rows_ >= options_.limit; }
 
  private:
@@ -65,6 +68,7 @@ class CallsPrinter : public CallVisitor {
   Symbolizer symbolizer_;
   std::FILE* out_;
   size_t rows_ = 0;
+  unsigned deepest_ = 0;
 };
 
 }  // namespace
@@ -91,7 +95,7 @@ Result<void> print_calls(const Recording& recording, const ViewOptions& options,
     nester.finish();
   }
   if (options.json) fmt::print(out, "],\"footer\":{}}}\n", footer_json(recording, survey));
-  else std::fputs(footer_text(recording, survey).c_str(), out);
+  else std::fputs((indentation_hint(printer.deepest()) + footer_text(recording, survey)).c_str(), out);
   return {};
 }
 

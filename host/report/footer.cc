@@ -54,11 +54,19 @@ Footer gather(const Recording& recording, const Survey& survey) {
   return f;
 }
 
-// "3 a, 1 b" or "none".
-std::string list(const std::map<std::string, uint64_t>& counts) {
+// "3 a, 1 b", or "none" if that is certain.
+std::string list(const std::map<std::string, uint64_t>& counts, bool complete) {
   std::string text;
   for (const auto& [what, n] : counts) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", format_count(n), what);
+  if (!complete) return (text.empty() ? "unknown" : "at least " + text) + " (the end of the recording is missing)";
   return text.empty() ? "none" : text;
+}
+
+// What the file lacks stands first: beside it "lost: none" would say the opposite.
+std::string losses(const Recording& recording, const Footer& f) {
+  if (recording.not_written_why.empty()) return "lost: " + list(f.lost, recording.complete);
+  std::string text = fmt::format("not written: {} events ({})", format_count(recording.not_written), recording.not_written_why);
+  return f.lost.empty() ? text : text + "; lost: " + list(f.lost, true);
 }
 
 std::string sums_text(const Recording& recording) {
@@ -89,7 +97,7 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
   if (!recording.ended.empty())
     text += fmt::format("; the program {} {}", recording.ended.starts_with("killed") ? "was" : "ended with",
                         recording.ended);
-  text += fmt::format("\nlost: {}; waited for room in a ring: {} ({} times)\n", list(f.lost),
+  text += fmt::format("\n{}; waited for room in a ring: {} ({} times)\n", losses(recording, f),
                       format_time(recording.nanoseconds(f.waited_ticks)), format_count(f.waits));
   if (recording.summed) text += sums_text(recording);
   if (f.in_flight) text += fmt::format("calls still running at the end: {}\n", format_count(f.in_flight));
@@ -103,8 +111,8 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
         text += fmt::format("; {} {}", format_count(survey.unreliable_by[r]), describe(static_cast<Reason>(r)));
     text += "\n";
   }
-  text += fmt::format("functions refused: {}\n", list(f.refused));
-  if (!f.not_hooked.empty()) text += fmt::format("returns not hooked: {}\n", list(f.not_hooked));
+  text += fmt::format("functions refused: {}\n", list(f.refused, recording.complete));
+  if (!f.not_hooked.empty()) text += fmt::format("returns not hooked: {}\n", list(f.not_hooked, true));
   text += fmt::format("the probes' own cost: about {} ({} a call{}", format_time(f.cost_ns),
                       format_time(recording.call_cost_ns > 0 ? recording.call_cost_ns : kDefaultCallCostNs),
                       recording.call_cost_ns > 0 ? "" : ", not measured here");
@@ -128,6 +136,9 @@ std::string footer_json(const Recording& recording, const Survey& survey) {
                       {"ended", recording.ended},
                       {"in_flight", f.in_flight},
                       {"lost", f.lost},
+                      {"complete", recording.complete},
+                      {"not_written", recording.not_written},
+                      {"not_written_why", recording.not_written_why},
                       {"waits", f.waits},
                       {"waited_ns", recording.nanoseconds(f.waited_ticks)},
                       {"stacks", survey.stacks},

@@ -68,6 +68,9 @@ Result<Recording> open_recording(const std::string& path) {
   recording.summed = meta.policy == "sum";
   if (recording.summed) recording.sums = SONDE_TRY_CONTEXT(source->sums(), path);
   recording.lost_no_thread_state = meta.lost_no_thread_state;
+  recording.complete = meta.complete;
+  recording.not_written = meta.unwritten_records;
+  recording.not_written_why = meta.failure;
   if (meta.end.ticks > meta.start.ticks)
     recording.ticks_per_second = TickClock(meta.start, meta.end).ticks_per_ns() * 1e9;
   else recording.notes.push_back("without the end of the recording, times are in ticks of the processor, shown as ns");

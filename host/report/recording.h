@@ -76,6 +76,9 @@ struct Recording {
   std::vector<RefusedFunction> refused;
   std::vector<RecordedImage> images;
   uint64_t lost_no_thread_state = 0;
+  bool complete = true;  // false: the end of the recording is not in the file
+  uint64_t not_written = 0;  // events that were recorded and are not in the file
+  std::string not_written_why;  // "" if everything is
   std::vector<std::string> notes;  // sentences for the footer: the file was cut, the recorder died
   std::shared_ptr<RecordSource> records;
 

@@ -164,6 +164,16 @@ std::string folded_name(std::string_view raw) {
   return out;
 }
 
+std::string indentation(unsigned level) {
+  std::string text(2 * size_t{std::min(level, kDeepestIndent)}, ' ');
+  return level <= kDeepestIndent ? text : text + fmt::format("[{}] ", level);
+}
+
+std::string indentation_hint(unsigned deepest_level) {
+  if (deepest_level <= kDeepestIndent) return "";
+  return fmt::format("[N]: N levels below the outermost function, the deepest here {}; not indented further\n", deepest_level);
+}
+
 std::string Columns::text() const {
   std::vector<size_t> widths(rows_[0].size(), 0);
   for (const auto& row : rows_)

@@ -28,6 +28,13 @@ std::string json_string(std::string_view raw);
 // For one frame of a folded stack: printable, and ';' written as \x3b.
 std::string folded_name(std::string_view raw);
 
+// In front of a line that lies `level` levels deep, counted from 0: two spaces a level, from kDeepestIndent on a number
+// instead. Indentation without end would make the text of a deep recursion quadratic.
+constexpr unsigned kDeepestIndent = 40;
+std::string indentation(unsigned level);
+// What the numbers mean; "" if the deepest line has none.
+std::string indentation_hint(unsigned deepest_level);
+
 // A table whose last column is the name: left-aligned and not padded; all others right-aligned.
 class Columns {
  public:

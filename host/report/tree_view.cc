@@ -21,12 +21,14 @@ class TreePrinter {
   void text(uint32_t group) {
     Columns columns({"calls", "total", "self", "%", "function"});
     double whole = static_cast<double>(tree_.total(group));
+    unsigned deepest = 0;
     walk(tree_.first_root(group), 0, [&](const TreeNode& node, unsigned depth) {
       if (options_.limit && rows_ >= options_.limit) return false;
       rows_++;
-      size_t indent = 2 * static_cast<size_t>(depth);
-      size_t room = options_.width > 48 + indent ? options_.width - 48 - indent : 20;
-      std::string name = std::string(indent, ' ') + site_name(recording_, node.site, options_, room) + marks(node);
+      deepest = std::max(deepest, depth);
+      std::string indent = indentation(depth);
+      size_t room = options_.width > 48 + indent.size() ? options_.width - 48 - indent.size() : 20;
+      std::string name = indent + site_name(recording_, node.site, options_, room) + marks(node);
       bool timed = node.calls > 0;
       columns.add({format_count(node.calls + node.entries), timed ? time(node.total) : "-",
                    timed ? time(node.self) : "-", timed ? format_percent(static_cast<double>(node.total), whole) : "-",
@@ -34,21 +36,33 @@ class TreePrinter {
       return true;
     });
     std::fputs(columns.text().c_str(), out_);
+    if (deepest > kDeepestIndent) fmt::print(out_, "{}--depth N shows N levels\n", indentation_hint(deepest));
   }
 
-  std::string json(uint32_t first) {
-    std::string list;
-    for (uint32_t index : sorted(first)) {
-      const TreeNode& n = tree_.node(index);
-      list += fmt::format(
+  // A list of nodes. Without recursion, as walk().
+  void json(uint32_t first) {
+    struct Level {
+      std::vector<uint32_t> nodes;
+      size_t next = 0;
+    };
+    std::vector<Level> levels{{sorted(first)}};
+    while (!levels.empty()) {
+      Level& level = levels.back();
+      if (level.next == level.nodes.size()) {
+        levels.pop_back();
+        if (!levels.empty()) std::fputs("]}", out_);
+        continue;
+      }
+      const TreeNode& n = tree_.node(level.nodes[level.next]);
+      fmt::print(out_,
           "{}{{\"name\":{},\"module\":{},\"calls\":{},\"entries\":{},\"tail_calls\":{},\"total_ns\":{:.0f},\"self_ns\":"
           "{:.0f},"
-          "\"returned\":{},\"unwound\":{},\"abandoned\":{},\"unfinished\":{},\"thread_ended\":{},\"children\":[{}]}}",
-          list.empty() ? "" : ",", json_string(recording_.sites[n.site].name),
+          "\"returned\":{},\"unwound\":{},\"abandoned\":{},\"unfinished\":{},\"thread_ended\":{},\"children\":[",
+          level.next++ ? "," : "", json_string(recording_.sites[n.site].name),
           json_string(recording_.sites[n.site].module), n.calls, n.entries, n.tail_calls, ns(n.total), ns(n.self),
-          n.kinds[0], n.kinds[1], n.kinds[2], n.kinds[3], n.kinds[4], json(n.first_child));
+          n.kinds[0], n.kinds[1], n.kinds[2], n.kinds[3], n.kinds[4]);
+      levels.push_back({sorted(n.first_child)});
     }
-    return list;
   }
 
  private:
@@ -128,9 +142,11 @@ Result<void> print_tree(const Recording& recording, const ViewOptions& options, 
   TreePrinter printer(recording, tree, options, out);
   if (options.json) {
     fmt::print(out, "{{\"trees\":[");
-    for (uint32_t g = 0; g < tree.groups(); g++)
-      fmt::print(out, "{}{{\"tid\":{},\"roots\":[{}]}}", g ? "," : "",
-                 options.per_thread ? recording.threads[g].tid : 0, printer.json(tree.first_root(g)));
+    for (uint32_t g = 0; g < tree.groups(); g++) {
+      fmt::print(out, "{}{{\"tid\":{},\"roots\":[", g ? "," : "", options.per_thread ? recording.threads[g].tid : 0);
+      printer.json(tree.first_root(g));
+      std::fputs("]}", out);
+    }
     fmt::print(out, "],\"footer\":{}}}\n", footer_json(recording, survey));
     return {};
   }

@@ -59,5 +59,8 @@ C
     sleep 0.1
   done
   [ "$(cat out)" = 60000000 ]
-  "$SONDE" report trace | grep -q 'end of the recording is missing'
+  "$SONDE" report trace >report.out
+  grep -q "end of the recording is missing" report.out
+  grep -q "^functions refused: unknown (the end of the recording is missing)" report.out
+  grep -q "^lost: unknown (the end of the recording is missing)" report.out
 }
