@@ -1,12 +1,55 @@
 // Chooses the command and prints errors. Exit status: the traced program's own for `record`; otherwise 0, 1 failed,
 // 2 the command was wrong, 3 a stack is not reliable (`stack --reliable`).
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "cli/commands.h"
+#include "host/image/image.h"
+#include "host/image/names.h"
+#include "host/image/near.h"
+
+namespace {
+
+std::string red(const std::string& text) { return isatty(2) ? "\033[31m" + text + "\033[0m" : text; }
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(command->get_name());
+  return names;
+}
+
+// Without a command, or with a word that is none. Options of sonde's own are left to the parser.
+bool names_no_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2) {
+    fmt::print(stderr, "{}\n\n{}", red("sonde: which command?"), app.help());
+    return true;
+  }
+  std::string word = argv[1];
+  auto names = command_names(app);
+  if (word.starts_with('-') || std::ranges::find(names, word) != names.end()) return false;
+  std::string near;
+  for (const std::string& name : sonde::host::nearest(word, names))
+    if (near.empty() && (name.starts_with(word) || word.starts_with(name) || sonde::host::edit_distance(word, name, 3) < 3))
+      near = fmt::format("; did you mean {}?", name);
+  if (near.empty() && (word.find('/') != word.npos || access(word.c_str(), F_OK) == 0))
+    near = fmt::format("; to record a program: sonde record {}", word);
+  fmt::print(stderr, "{}\nusage: sonde {} ...\n       sonde COMMAND --help\n",
+             red(fmt::format("sonde: '{}' is no command{}", sonde::host::printable(word), near)), fmt::join(names, "|"));
+  return true;
+}
+
+std::string say(const CLI::App*, const CLI::Error& error) {
+  return red(fmt::format("sonde: {}", error.what())) + "\nsonde --help or sonde COMMAND --help says more\n";
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Function probes and trustworthy stack traces for user programs.", "sonde"};
@@ -27,15 +70,21 @@ int main(int argc, char** argv) {
     sonde::cli::add_stack(app, status);
     sonde::cli::add_check(app, status);
     sonde::cli::add_dump(app, status);
+    app.failure_message(say);
+    if (names_no_command(app, argc, argv)) return 2;
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const sonde::cli::CommandError& error) {
-    fmt::print(stderr, "{}sonde: {}{}\n", isatty(2) ? "\033[31m" : "", error.error.message, isatty(2) ? "\033[0m" : "");
+    fmt::print(stderr, "{}\n", red("sonde: " + error.error.message));
     return error.error.exit_status;
   } catch (const std::exception& error) {  // output that cannot be written, or no memory
     std::fprintf(stderr, "sonde: %s\n", error.what());
     return 1;
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+    fmt::print(stderr, "{}\n", red(fmt::format("sonde: cannot write the output: {}", std::strerror(errno))));
+    return status ? status : 1;
   }
   return status;
 }

@@ -13,9 +13,11 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "cli/commands.h"
 #include "host/image/select.h"
+#include "host/target/exec_watch.h"
 #include "host/target/launch.h"
 #include "host/target/service.h"
 #include "host/target/trap_cost.h"
@@ -163,13 +165,14 @@ class Recording {
     }
     start_trace(launched.pid);
     recorder_.emplace(*session_, *writer_);
+    ExecWatch execs(launched.pid, launched.program);
     watch_signals();
     session_->set_state(SessionState::recording);
     require(launched.tracee.detach());
     // From here on the program runs, and nothing below may stop it.
 
     Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
-    int wait_status = attend(service);
+    int wait_status = attend(service, execs);
     for (const std::string& pattern : selection.waiting())
       meta_.notes.push_back(fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
     finish(service, wait_status);
@@ -226,7 +229,7 @@ class Recording {
   }
 
   // Drains until the program ends, or until the second Ctrl-C. Value: its wait status, or -1 if it still runs.
-  int attend(Service& service) {
+  int attend(Service& service, ExecWatch& execs) {
     drain_first();
     for (;;) {
       recorder_->poll();
@@ -235,9 +238,17 @@ class Recording {
       } else if (*served) {
         write_news();
       }
-      int wait_status;
-      pid_t pid = waitpid(target_->pid(), &wait_status, WNOHANG);
-      if (pid == target_->pid()) return wait_status;
+      siginfo_t ended{};
+      if (waitid(P_PID, static_cast<id_t>(target_->pid()), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid) {
+        execs.look_at_ended(exiting_.contains(target_->pid()));
+        if (std::string note = execs.note(); !note.empty()) {
+          if (!options_.quiet) tell("sonde: note: {}\n", printable(note));
+          meta_.notes.push_back(std::move(note));
+        }
+        int wait_status;
+        if (waitpid(target_->pid(), &wait_status, 0) == target_->pid()) return wait_status;
+      }
+      execs.look();
       if (interrupted >= 2) return -1;
       usleep(static_cast<useconds_t>(recorder_->pause_ns() / 1000));
     }
@@ -245,6 +256,7 @@ class Recording {
 
   // Calls that have begun and not ended in a process that stands still, or will not be watched any longer.
   void take_in_flight(pid_t pid) {
+    exiting_.insert(pid);
     recorder_->poll();
     auto calls = target_->in_flight(pid);
     if (!calls) {
@@ -317,15 +329,16 @@ class Recording {
     for (const TargetSite& site : target_->sites())
       if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;
     std::string stacks = options_.stacks ? fmt::format(" and {} stacks", recorder_->stacks()) : "";
-    tell("sonde: {} calls{} of {} functions ({} refused), {} lost, waited {:.3f} s; {:.1f} MB in {}\n",
-               recorder_->calls(), stacks, armed, refused, lost,
-               static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
-               static_cast<double>(writer_->bytes()) / 1e6, options_.output);
+    // Where the file lacks events, "0 lost" would say the opposite.
+    std::string losses = writer_->failure().empty() || lost ? fmt::format(", {} lost", lost) : "";
     if (!writer_->failure().empty())
-      tell("sonde: the trace is incomplete: {} ({} records were not written)\n",
-                 writer_->failure(), writer_->unwritten_records());
-    tell("sonde: type `sonde report{}` to see them\n",
-               options_.output == "sonde.trace" ? "" : " " + options_.output);
+      losses += fmt::format(", {} not written ({})", writer_->unwritten_records(), writer_->failure());
+    tell("sonde: {} calls{} of {} functions ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n", recorder_->calls(), stacks,
+         armed, refused, losses,
+         static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
+         static_cast<double>(writer_->bytes()) / 1e6, options_.output);
+    if (writer_->regular())
+      tell("sonde: type `sonde report{}` to see them\n", options_.output == "sonde.trace" ? "" : " " + options_.output);
   }
 
   void pass_on(int wait_status) {
@@ -343,6 +356,7 @@ class Recording {
   std::optional<TraceWriter> writer_;
   std::optional<Recorder> recorder_;
   TraceMeta meta_;
+  std::set<pid_t> exiting_;  // processes that were seen to end by themselves
   size_t written_sites_ = 0;
 };
 

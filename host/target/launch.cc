@@ -19,6 +19,7 @@
 #include <map>
 
 #include "host/image/maps.h"
+#include "host/target/program_file.h"
 #include "host/target/threads.h"
 
 namespace sonde::host {
@@ -59,10 +60,7 @@ struct Pipe {
 }
 
 std::unexpected<Error> exec_failed(const std::string& program, int error) {
-  std::string hint;
-  if (error == ENOENT && program.find('/') == std::string::npos)
-    hint = " (it is not in PATH; use ./NAME for a file here)";
-  return fail(fmt::format("cannot run '{}': {}{}", program, std::strerror(error), hint), error == ENOENT ? 127 : 126);
+  return fail(fmt::format("cannot run '{}': {}", program, std::strerror(error)), error == ENOENT ? 127 : 126);
 }
 
 // Waits for the stop at exec.
@@ -274,6 +272,7 @@ Result<void> refuse_privileged(pid_t pid) {
 }  // namespace
 
 Result<Launched> launch(const LaunchRequest& request, std::optional<ExitStatus>* ended) {
+  SONDE_TRY_VOID(check_program_file(request.command.front()));
   Pipe go, failed;
   if (go.read_end < 0 || failed.read_end < 0) return fail_errno("make a pipe");
   pid_t pid = fork();

@@ -22,6 +22,16 @@ C
   gcc -O2 two.c -o two -pthread
 }
 
+# The recorder's last words ($1) and the report name the same number of events that the file lacks, and why ($2); neither
+# says beside it that nothing was lost. Leaves the number in $left_out.
+check_left_out() {
+  "$SONDE" report trace >report.out
+  left_out=$(sed -n "s/^not written: \([0-9,]*\) events ($2).*/\1/p" report.out | tr -d ,)
+  [ "$left_out" -gt 0 ]
+  grep -q "^sonde: .* $left_out not written ($2)" "$1" || { cat "$1"; return 1; }
+  ! grep -E '[^0-9]0 lost|lost: none' "$1" report.out || return 1
+}
+
 @test "two threads at full speed: the default loses nothing and says how long it waited" {
   same_as_untraced -f leaf -- ./two
   [ "$(calls_of leaf)" = 10000000 ]
@@ -37,9 +47,7 @@ C
 @test "--max-size stops the writing, not the program, and counts what it left out" {
   same_as_untraced --max-size 100K -f leaf -- ./two
   [ "$(stat -c %s trace)" -lt 400000 ]
-  grep -q ' 0 lost' traced.err.all || { cat traced.err.all; return 1; }
-  "$SONDE" report trace >report.out
-  left_out=$(sed -n 's/.*note: \([0-9]*\) records could not be written: .*--max-size.*/\1/p' report.out)
+  check_left_out traced.err.all 'the size given with --max-size is reached'
   [ $(($(calls_of leaf) + left_out)) = 10000000 ]
 }
 
@@ -54,7 +62,24 @@ C
   [ "$status" = 3 ]
   [ "$(cat out)" = done ]
   grep -q 'No space left on device' err
-  "$SONDE" report trace >report.out
-  left_out=$(sed -n 's/.*note: \([0-9]*\) records could not be written: No space.*/\1/p' report.out)
+  check_left_out err 'No space left on device'
+  [ $(($(calls_of leaf) + left_out)) = 10000000 ]
+}
+
+@test "--sum counts what its file lacks for want of space" {
+  same_as_untraced --sum --max-size 100 -f leaf -- ./two
+  check_left_out traced.err.all 'the size given with --max-size is reached'
+  [ $(($(calls_of leaf) + left_out)) = 10000000 ]
+  [ "$(id -u)" = 0 ] || skip "only root may mount a small disk"
+  mkdir disk
+  mount -t tmpfs -o size=64k none disk || skip "no mount permitted here"
+  status=0
+  head -c 64k /dev/zero >disk/filler || true
+  truncate -s -8k disk/filler
+  "$SONDE" record --sum -o disk/trace -f leaf -- ./two >out 2>err || status=$?
+  cp disk/trace trace
+  umount disk
+  [ "$status" = 3 ]
+  check_left_out err 'No space left on device'
   [ $(($(calls_of leaf) + left_out)) = 10000000 ]
 }

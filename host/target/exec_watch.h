@@ -1,0 +1,35 @@
+// Notices when a recorded process becomes another program by exec: nothing follows it there. Asked from outside now and
+// then, so a program that lives for less than that is known by its name only.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+
+namespace sonde::host {
+
+class ExecWatch {
+ public:
+  // `program`: the file that the process runs now.
+  ExecWatch(pid_t pid, std::string program);
+
+  // Cheap enough for every turn of a loop: looks only from time to time.
+  void look();
+  // The process has ended and is not reaped yet. `exited`: it was seen to exit by itself as the program that it was.
+  void look_at_ended(bool exited);
+
+  // What it became last, as a sentence with the command that would record it; "" if nothing is known of an exec.
+  std::string note() const;
+
+ private:
+  std::string comm() const;
+
+  pid_t pid_;
+  std::string program_, comm_;
+  bool became_ = false;
+  std::string file_, command_;  // of the other program; "" if it was not seen alive
+  std::chrono::steady_clock::time_point next_;
+};
+
+}  // namespace sonde::host

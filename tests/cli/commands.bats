@@ -1,0 +1,124 @@
+# What is typed wrong, and programs that cannot be recorded: one line that names it and says what to do.
+load common
+bats_require_minimum_version 1.5.0
+
+# One line, from sonde.
+one_error() { [[ "$output" == "sonde: "* ]] && [[ "$output" != *$'\n'* ]]; }
+
+@test "a word that is no command: exit 2, the word, what is near, usage" {
+  run -2 "$SONDE" recrod ./app
+  [[ "${lines[0]}" == "sonde: 'recrod' is no command; did you mean record?" ]]
+  [[ "$output" == *"usage: sonde record|report|"* ]]
+  run -2 "$SONDE" foo
+  [[ "${lines[0]}" == "sonde: 'foo' is no command" ]]
+  touch app
+  run -2 "$SONDE" app
+  [[ "${lines[0]}" == *"to record a program: sonde record app" ]]
+  run -2 "$SONDE"
+  [[ "${lines[0]}" == "sonde: "* ]] && [[ "$output" == *record*report*list* ]]
+}
+
+@test "every error of the command line begins with sonde:" {
+  for command in 'report --bogus' 'record' 'list' 'stack -p x' '--bogus' 'report --limit many' 'record --sum -s true' \
+                 'report nowhere' 'check nowhere' 'dump nothing' 'stack -p 999999999'; do
+    status=0
+    "$SONDE" $command >out 2>&1 || status=$?
+    [ "$status" -ne 0 ]
+    [[ "$(head -1 out)" == "sonde: "* ]] || { echo "$command"; cat out; return 1; }
+  done
+}
+
+@test "what is no program is said to be what it is" {
+  mkdir folder
+  run -126 "$SONDE" record ./folder
+  one_error && [[ "$output" == *"it is a folder"* ]]
+  echo data >file
+  run -126 "$SONDE" record ./file
+  one_error && [[ "$output" == *"not executable"*"chmod +x ./file"* ]]
+  run -127 "$SONDE" record ./nowhere
+  one_error && [[ "$output" == *"No such file"* ]]
+  run -127 "$SONDE" record no-such-program
+  one_error && [[ "$output" == *"PATH"* ]]
+  printf '#! /no/such/shell -e\n' >script
+  printf '#!/bin/sh\r\n' >windows
+  printf '#!%s\n' "$PWD/file" >plain
+  chmod +x script windows plain
+  run -127 "$SONDE" record ./script
+  one_error && [[ "$output" == *"interpreter /no/such/shell of script './script' does not exist"* ]]
+  run -127 "$SONDE" record ./windows
+  one_error && [[ "$output" == *"carriage return"* ]]
+  run -126 "$SONDE" record ./plain
+  one_error && [[ "$output" == *"interpreter $PWD/file of script './plain' is not executable"* ]]
+}
+
+@test "programs of other kinds are refused with their kind" {
+  echo 'int main(void) { return 0; }' >app.c
+  gcc -static -o static app.c
+  gcc -static-pie -o static-pie app.c
+  gcc -Wl,--dynamic-linker=/no/such/loader -o loader app.c
+  cp static other && printf '\xb7' | dd of=other bs=1 seek=18 conv=notrunc 2>/dev/null  # e_machine: AArch64
+  for program in static static-pie; do
+    run -126 "$SONDE" record ./$program
+    one_error && [[ "$output" == *"statically linked"* ]]
+  done
+  run -127 "$SONDE" record ./loader
+  one_error && [[ "$output" == *"loader /no/such/loader of program './loader' does not exist"* ]]
+  run -126 "$SONDE" record ./other
+  one_error && [[ "$output" == *"not an x86-64 program"* ]]
+}
+
+@test "a program whose loader is another C library's is refused" {
+  # The loader is glibc's, but does not begin as it does.
+  cp "$(readlink -f /lib64/ld-linux-x86-64.so.2)" loader
+  python3 - <<'P'
+import struct
+with open("loader", "r+b") as f:
+    head = f.read(64)
+    entry, headers = struct.unpack_from("<QQ", head, 24)
+    for i in range(struct.unpack_from("<H", head, 56)[0]):
+        f.seek(headers + 56 * i)
+        kind, flags, offset, address, _, size = struct.unpack("<IIQQQQ", f.read(40))
+        if kind == 1 and address <= entry < address + size:
+            f.seek(offset + entry - address)
+            assert f.read(4) == b"\x48\x89\xe7\xe8"
+            f.seek(offset + entry - address)
+            f.write(b"\x31\xed\x48\x89\xe7\x90\x90\x90")
+P
+  echo 'int main(void) { return 0; }' >app.c
+  gcc -Wl,--dynamic-linker="$PWD/loader" -o app app.c
+  status=0
+  timeout 20 "$SONDE" record ./app >out 2>&1 || status=$?
+  [ "$status" -eq 1 ]
+  grep -q "^sonde: the program's loader is not glibc's" out
+  [ "$(wc -l <out)" -eq 1 ]
+}
+
+@test "a program that becomes another one: the command that records that one" {
+  cat >script <<'P'
+#!/usr/bin/env python3
+import time
+time.sleep(0.3)
+print("done")
+P
+  chmod +x script
+  PATH=/usr/bin:/bin run -0 "$SONDE" record -o trace -- ./script 'an argument'
+  [[ "$output" == *"became another one by exec ($(readlink -f /usr/bin/python3))"* ]]
+  [[ "$output" == *"sonde record -- python3 ./script 'an argument'"* ]]
+  "$SONDE" report trace | grep -q '^note: the program became another one by exec'
+  run -5 "$SONDE" record -o trace -- sh -c 'exec sh -c "exit 5"'
+  run -0 "$SONDE" record -o trace -- sh -c 'exec true'
+  [[ "$output" == *"became another one by exec (true)"* ]] || [[ "$output" == *"became another one by exec ("*"/true)"* ]]
+  # One that ends as what it was, also under another name.
+  run -0 "$SONDE" record -o trace -- /usr/bin/python3 -c 'import time; open("/proc/self/comm", "w").write("renamed"); time.sleep(0.1)'
+  [[ "$output" != *"became another"* ]]
+  run -0 "$SONDE" record -o trace -- bash -c '(exec true); true'
+  [[ "$output" != *"became another"* ]]
+}
+
+@test "the man page and its template have no warnings" {
+  command -v groff >/dev/null || skip "groff is not installed"
+  for page in "$(dirname "$SONDE")/sonde.1" "$BATS_TEST_DIRNAME/../../docs/sonde.1.in"; do
+    groff -man -Tutf8 -ww "$page" 2>&1 >/dev/null | tee warnings
+    [ ! -s warnings ]
+  done
+}
