@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes sonde.1: docs/sonde.1.in with the options of each command as its own --help prints them.
 
-usage: manpage.py SONDE TEMPLATE OUT. A line ".OPTIONS record" in the template becomes the options of `sonde record`.
+usage: manpage.py SONDE TEMPLATE OUT. A line '.\\" OPTIONS record' in the template becomes the options of `sonde record`.
 """
 import pathlib
 import re
@@ -31,10 +31,10 @@ def main():
     sonde, template, out = sys.argv[1:4]
     lines = []
     for line in pathlib.Path(template).read_text().splitlines():
-        if not line.startswith(".OPTIONS "):
+        if not line.startswith('.\\" OPTIONS '):
             lines.append(line)
             continue
-        for option, text in options(sonde, line.split()[1]):
+        for option, text in options(sonde, line.split()[2]):
             lines += [".TP", f"\\fB{escape(option)}\\fR", escape(text.strip())]
     pathlib.Path(out).write_text("\n".join(lines) + "\n")
 
