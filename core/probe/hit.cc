@@ -163,14 +163,15 @@ SONDE_HOT uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t 
 }
 
 void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
-                 std::span<const Frame> frames) {
+                 std::span<const uint64_t> frames) {
   uint32_t count = static_cast<uint32_t>(frames.size());
   Reservation record = ring_reserve(session, thread->ring, site, kStackHeaderWords + count);
   if (!record.words) return;
-  bool cut = count && (frames.back().reason == Reason::depth_limit || frames.back().reason == Reason::buffer_full);
+  Reason last = unpack_frame(frames.back()).reason;
+  bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
   record.words[0] = record_word(RecordType::stack, cut, site, count);
   record.words[1] = entry_ticks;
-  for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = pack_frame(frames[i]);
+  for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = frames[i];
   ring_commit(thread->ring, record);
 }
 

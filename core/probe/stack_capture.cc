@@ -2,6 +2,7 @@
 
 #include "core/probe/entries.h"
 #include "core/probe/safe_read.h"
+#include "core/walk/usual_steps.h"
 #include "core/walk/walker.h"
 
 namespace sonde {
@@ -26,11 +27,11 @@ AddrRange mapped_above(uint64_t sp, bool& to_its_end) {
   return {Addr(first), Addr(first + pages * kPage)};
 }
 
-// The scratch's ranges, with one that holds sp and, if it can be had, a good deal above it.
-void know_stack(ThreadScratch* scratch, uint64_t sp) {
+// The scratch's range that holds sp and, if it can be had, a good deal above it.
+AddrRange known_stack(ThreadScratch* scratch, uint64_t sp) {
   for (unsigned i = 0; i < 3; i++) {
     const AddrRange& range = scratch->stacks[i];
-    if (range.contains(Addr(sp)) && (range.end.value - sp >= 2 * kPage || scratch->to_its_end[i])) return;
+    if (range.contains(Addr(sp)) && (range.end.value - sp >= 2 * kPage || scratch->to_its_end[i])) return range;
   }
   bool to_its_end;
   AddrRange fresh = mapped_above(sp, to_its_end);
@@ -39,28 +40,26 @@ void know_stack(ThreadScratch* scratch, uint64_t sp) {
     if (!range.overlaps({fresh.begin, fresh.end + 1})) continue;
     range = {range.begin < fresh.begin ? range.begin : fresh.begin, fresh.end < range.end ? range.end : fresh.end};
     scratch->to_its_end[i] = to_its_end && range.end == fresh.end;
-    return;
+    return range;
   }
   unsigned oldest = scratch->next_stack++ % 3;
   scratch->stacks[oldest] = fresh;
   scratch->to_its_end[oldest] = to_its_end;
+  return fresh;
 }
 
-}  // namespace
-
-std::span<const Frame> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
-  Frame& frame = scratch->frames[level][0];
-  frame = {};
-  frame.pc = Addr(regs.pc);
-  frame.source = Source::regs_pc;
-  frame.reason = Reason::stack_out_of_range;
-  return {&frame, 1};
+// All of a stack, if its frames are usual ones that are remembered; 0 otherwise.
+unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange stack, const SiteRegs& regs,
+                    uint64_t* out) {
+  auto load = [](uint64_t address, uint64_t* value) { return *value = RawMemory::load(Addr(address)), true; };
+  bool own_entries = arena->entries == reinterpret_cast<uint64_t>(sonde_entries);
+  UsualState state{regs.pc, regs.sp, regs.rbp, packed_kind(Source::regs_pc, 0, false), stack};
+  uint64_t* end = usual_steps<X86_64>(arena, rows, load, own_entries, &state, out, out + kHitFrames);
+  return state.ended && rows.is_of(arena->generation) ? static_cast<unsigned>(end - out) : 0;
 }
 
-std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
-  const TableArena* arena = __atomic_load_n(&sonde_agent_control.tables, __ATOMIC_ACQUIRE);
-  if (!arena) return {};
-  know_stack(scratch, regs.sp);
+[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, const SiteRegs& regs,
+                                    std::span<Frame> out) {
   RawMemory memory;
   for (const AddrRange& range : scratch->stacks)
     if (range.begin) memory.stacks[memory.stack_count++] = range;
@@ -76,8 +75,30 @@ std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, con
   start.regs.set(X86_64::r13, regs.r13);
   start.regs.set(X86_64::r14, regs.r14);
   start.regs.set(X86_64::r15, regs.r15);
-  WalkResult result = walk(arena, &scratch->rows, memory, start, std::span(scratch->frames[level]));
-  return std::span(scratch->frames[level]).first(result.frames);
+  return walk(arena, &scratch->rows, memory, start, out).frames;
+}
+
+}  // namespace
+
+std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
+  uint64_t* word = scratch->walks[level].packed;
+  *word =
+      pack_frame({.pc = Addr(regs.pc), .cfa = Addr(), .source = Source::regs_pc, .reason = Reason::stack_out_of_range});
+  return {word, 1};
+}
+
+std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
+  const TableArena* arena = __atomic_load_n(&sonde_agent_control.tables, __ATOMIC_ACQUIRE);
+  if (!arena) return {};
+  AddrRange stack = known_stack(scratch, regs.sp);
+  auto& walk = scratch->walks[level];
+  if (unsigned count = walk_usual(arena, scratch->rows, stack, regs, walk.packed)) return {walk.packed, count};
+  unsigned count = walk_any(arena, scratch, regs, walk.frames);
+  for (unsigned i = 0; i < count; i++) {
+    uint64_t word = pack_frame(walk.frames[i]);  // which no later frame's place begins in front of
+    walk.packed[i] = word;
+  }
+  return {walk.packed, count};
 }
 
 }  // namespace sonde

@@ -26,7 +26,10 @@ struct ThreadScratch {
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
   AddrRange alternate;  // the program's alternate signal stack, see alternate_stack.h; empty: none
-  Frame frames[kMaxContextLevels][kHitFrames];
+  union {
+    Frame frames[kHitFrames];
+    uint64_t packed[kHitFrames];
+  } walks[kMaxContextLevels];
 };
 
 // At the end of the area: a forked child finds it empty, a child that shares memory does not (trap_mask.h).
@@ -50,9 +53,9 @@ struct SiteRegs {
 };
 
 // Where there is no room for a walk: the site alone, marked.
-std::span<const Frame> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
 
-// The frames from the site outwards, in the scratch of the context level. Empty if the target has no tables.
-std::span<const Frame> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+// The frames from the site outwards, packed, in the scratch of the context level. Empty if the target has no tables.
+std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
 
 }  // namespace sonde

@@ -20,8 +20,8 @@ uint32_t* find_tid_word(ThreadState* state, uint64_t thread_pointer) {
   if (thread_pointer <= kEarlyKey) return &state->no_tid_word;
   constexpr uint64_t kLookedAt = 0x400;  // into the thread's own scratch: there may be little stack
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, state);
-  auto* words = reinterpret_cast<uint32_t*>(scratch->frames);
-  static_assert(sizeof scratch->frames >= kLookedAt);
+  auto* words = reinterpret_cast<uint32_t*>(scratch->walks);
+  static_assert(sizeof scratch->walks >= kLookedAt);
   uint64_t in_page = kPage - thread_pointer % kPage;  // what is known to be mapped
   uint64_t bytes = safe_read(thread_pointer, words, kLookedAt, in_page);
   uint32_t known = __atomic_load_n(&tid_offset, __ATOMIC_RELAXED);

@@ -31,6 +31,9 @@ struct RawMemory {
       if (stacks[i].contains(sp)) return *stack = stacks[i], true;
     return false;
   }
+  bool always_has(AddrRange range) const {
+    return !other || (entries.begin <= range.begin && range.end <= entries.end);
+  }
   static bool holds_word(const AddrRange& range, Addr a) {
     return a.value - range.begin.value < range.size() && range.end.value - a.value >= 8;
   }

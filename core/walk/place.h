@@ -24,6 +24,7 @@ struct Place {
   bool simple = false;  // row: CFA from a register, everything else at offsets from it
   bool engine_entry = false;  // sonde_entry: its caller is the probed function at the patch address
   bool trap_handler = false;  // sonde_trap
+  bool of_this_stack = false;  // found by what stands on the stack: not to be remembered
   CodeAddr code;  // as it turned out: a "return address" may be where code starts
   const Row* row = nullptr;
   const ImageEntry* image = nullptr;  // whose table the row is of; null for rows made here
@@ -83,6 +84,7 @@ class Places {
 
   Place from_cache(CodeAddr code, uint32_t reference) const {
     Place place{.code = code};
+    place.image = arena_.text(code.lookup());
     if (reference == RowCache::kOutermost) return place.kind = Kind::outermost, place;
     place.kind = Kind::row, place.simple = true;
     place.row = row_at(&arena_.header(), reference);
@@ -90,13 +92,14 @@ class Places {
   }
 
   void to_cache(const Place& place) {
-    if (place.reason != Reason::reliable || place.engine_entry || place.trap_handler) return;
+    if (place.reason != Reason::reliable || place.engine_entry || place.trap_handler || place.of_this_stack) return;
     if (place.kind == Kind::outermost)
-      return cache_->keep(place.code, RowCache::kOutermost, arena_.header().generation);
+      return cache_->keep(place.code, RowCache::kOutermost, UsualRow::kEnd, arena_.header().generation);
     if (place.kind != Kind::row || !place.simple || !place.image) return;
     uint64_t distance = reinterpret_cast<uint64_t>(place.row) - reinterpret_cast<uint64_t>(&arena_.header());
     if (distance >= RowCache::kMaxDistance || distance % 4) return;
-    cache_->keep(place.code, static_cast<uint32_t>(distance / 4), arena_.header().generation);
+    cache_->keep(place.code, static_cast<uint32_t>(distance / 4), UsualRow::encode(*place.row, Isa::kSp, Isa::kFp),
+                 arena_.header().generation);
   }
 
   Place look_up(CodeAddr code) {
@@ -212,6 +215,7 @@ class Places {
         if (place.reason == Reason::row_refuted) place.reason = Reason::reliable;
         return;
       }
+      place.of_this_stack = true;
       if (!memory_.read(sp, &top) || !arena_.text(Addr(top) - 1) || !memory_.read(Addr(top) - 8, &before)) return;
       if (Code<Isa>::may_end_call(before)) place.reason = Reason::no_table_row;
     }

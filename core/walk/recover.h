@@ -12,6 +12,10 @@ inline bool in_trampolines(const TableArena& arena, Addr pc) {
   return arena.trampolines && pc.value - arena.trampolines < uint64_t{kTrampolines} * kTrampolineStride;
 }
 
+inline AddrRange entries_of(const TableArena& arena) {
+  return {Addr(arena.entries), Addr(arena.entries + uint64_t{kTrampolines} * kTrampolineStride)};
+}
+
 enum class Recovery : uint8_t { not_hooked, recovered, failed };
 
 // Layers of hooks on one slot: each entry may again hold a trampoline. More than this many is a ring.

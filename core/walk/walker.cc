@@ -7,11 +7,13 @@
 #include "core/unwind/step.h"
 #include "core/walk/place.h"
 #include "core/walk/recover.h"
+#include "core/walk/usual_steps.h"
 
 namespace sonde {
 namespace {
 
 constexpr unsigned kMaxLeftStacks = 4;
+constexpr unsigned kNotBehind = ~0u;
 
 // Registers that a caller has if its callee had them.
 template <class Isa>
@@ -36,12 +38,16 @@ class Walker {
     on_stack_ = memory_.stack_at(sp(), &stack_);
     unsigned limit = start.max_frames < out_.size() ? start.max_frames : static_cast<unsigned>(out_.size());
     for (;;) {
-      if (result_.frames < limit && remembered_step()) continue;
+      if (result_.frames < limit && may_remember()) {
+        if (usual(limit)) return result_;
+        if (result_.frames < limit && remembered_step()) continue;
+      }
       leave_detour();
       Place place = places_.at(code_, sp(), next_.recovered & kInDetour);
       if (result_.frames == limit) return cut(limit == out_.size() ? Reason::buffer_full : Reason::depth_limit);
       Frame& frame = show(place);
       if (place.kind == Place::Kind::outermost && is_reliable(frame.reason)) return end(frame);
+      catch_up();
       RegSet<Isa> caller;
       Next next;
       Reason reason = advance(place, &caller, &next);
@@ -71,27 +77,75 @@ class Walker {
 
   Addr sp() const { return regs_.sp(); }
 
-  // Nearly every step of a warm walk: the pc is in the cache, so it passed all checks before and lies in no detour, and its
-  // row is simple. Shows the frame and makes regs_ its caller's. False, with nothing changed, if anything is unusual: the
-  // long way finds the reason.
-  [[gnu::always_inline]] bool remembered_step() {
-    if (!cache_ || failed_ || !on_stack_ || next_.reason != Reason::reliable || was_trap_handler_) return false;
+  // Whether what the cache knows of a pc is all there is to know.
+  bool may_remember() const {
+    return cache_ && !failed_ && on_stack_ && next_.reason == Reason::reliable && !was_trap_handler_;
+  }
+
+  // Shows the frames up to the first that is not usual and makes regs_ that one's, but for the registers that no usual
+  // row needs: catch_up() finds them if they are wanted. True: the walk has ended.
+  bool usual(unsigned limit) {
+    if (!regs_.has(Isa::kFp)) return false;
+    const unsigned before = result_.frames;
+    UsualState state{code_.pc.value, sp().value, regs_.get(Isa::kFp),
+                     packed_kind(next_.source, next_.recovered, code_.is_return), stack_};
+    Frame* last;
+    if constexpr (requires { Memory::load(Addr()); }) {
+      auto load = [](uint64_t at, uint64_t* value) { return *value = Memory::load(Addr(at)), true; };
+      last = usual_steps<Isa>(arena_, *cache_, load, memory_.always_has(entries_of(*arena_)), &state, &out_[before],
+                              out_.data() + limit);
+    } else {
+      auto load = [this](uint64_t at, uint64_t* value) { return memory_.read(Addr(at), value); };
+      last = usual_steps<Isa>(arena_, *cache_, load, true, &state, &out_[before], out_.data() + limit);
+    }
+    if (last == &out_[before] || !cache_->is_of(arena_->generation)) return false;
+    result_.frames = static_cast<unsigned>(last - out_.data());
+    if (state.ended) return result_.reason = Reason::end, true;
+    if (behind_from_ == kNotBehind) behind_from_ = before;
+    behind_to_ = result_.frames;
+    regs_.set(Isa::kPc, state.pc), regs_.set(Isa::kSp, state.sp), regs_.set(Isa::kFp, state.fp);
+    code_ = {Addr(state.pc), true};
+    next_ = Next{};
+    next_.recovered = unpack_frame(state.kind).recovered;
+    return false;
+  }
+
+  // Registers other than sp and fp, through the frames that usual() has shown.
+  void catch_up() {
+    if (behind_from_ == kNotBehind) return;
+    for (; behind_from_ < behind_to_; behind_from_++) {
+      const Frame& frame = out_[behind_from_];
+      uint32_t reference = cache_->find(frame.code(), arena_->generation);
+      const Row* row = reference > RowCache::kOutermost
+                           ? row_at(arena_, reference)
+                           : places_.at(frame.code(), Addr(), false).row;  // a handler took its place
+      regs_.valid &= kKept<Isa>;
+      for (unsigned i = 1; i < Isa::kSaved.size(); i++) restore(i, *row, frame.cfa);
+    }
+    behind_from_ = kNotBehind;
+  }
+
+  // The caller's Isa::kSaved[i]. A slot that cannot be read leaves it unknown, on the long way too.
+  void restore(unsigned i, const Row& row, Addr cfa) {
+    const SavedReg saved = row.saved[i];
+    if (saved.kind == ValueKind::same) return;
+    const uint64_t bit = uint64_t{1} << Isa::kSaved[i];
+    bool known = saved.kind == ValueKind::at_cfa && load(cfa + saved.offset, &regs_.value[Isa::kSaved[i]]);
+    regs_.valid = known ? regs_.valid | bit : regs_.valid & ~bit;
+  }
+
+  // One step by any other row of the cache. False, with nothing changed, if anything is unusual: the long way finds the
+  // reason.
+  bool remembered_step() {
     uint32_t reference = cache_->find(code_, arena_->generation);
     if (reference <= RowCache::kOutermost) return false;
+    catch_up();
     const Row& row = *row_at(arena_, reference);
     uint64_t cfa = regs_.get(row.cfa_reg) + static_cast<uint64_t>(int64_t{row.cfa_offset}), value;
     if (!regs_.has(row.cfa_reg) || cfa <= sp().value || cfa > stack_.end.value || cfa % 8) return false;
     if (!load(Addr(cfa) + row.ra_offset, &value)) return false;
-    // Slots that cannot be read leave their register unknown, on the long way too.
-    uint64_t valid = regs_.valid & kKept<Isa>;
-    for (unsigned i = 0; i < Isa::kSaved.size(); i++) {
-      const SavedReg saved = row.saved[i];
-      if (saved.kind == ValueKind::same) continue;
-      const uint64_t bit = uint64_t{1} << Isa::kSaved[i];
-      bool known = saved.kind == ValueKind::at_cfa && load(Addr(cfa) + saved.offset, &regs_.value[Isa::kSaved[i]]);
-      valid = known ? valid | bit : valid & ~bit;
-    }
-    regs_.valid = valid;
+    regs_.valid &= kKept<Isa>;
+    for (unsigned i = 0; i < Isa::kSaved.size(); i++) restore(i, row, Addr(cfa));
     Frame& frame = out_[result_.frames++];
     frame.pc = code_.pc, frame.cfa = Addr(cfa), frame.source = next_.source, frame.reason = Reason::reliable;
     frame.recovered = next_.recovered, frame.is_return = code_.is_return;
@@ -359,6 +413,7 @@ class Walker {
   AddrRange stack_;
   AddrRange left_[kMaxLeftStacks];
   unsigned left_count_ = 0;
+  unsigned behind_from_ = kNotBehind, behind_to_ = 0;  // frames that catch_up() has still to go through
   bool on_stack_ = false;
   bool failed_ = false;
   bool was_trap_handler_ = false;

@@ -1,0 +1,83 @@
+// The steps that nearly every walk consists of: pcs that the cache knows, with usual rows (row_cache.h). No verdicts are
+// found here. In front of the first frame that is anything else the loop ends, and the long way of walker.cc goes on from
+// there; so every check that it makes is made here as well, and none needs a reason. Signal-safe.
+//
+// What one step waits for is pc -> word of the cache -> CFA -> return address; all else is beside that chain.
+#pragma once
+
+#include "core/isa/code.h"
+#include "core/walk/frame.h"
+#include "core/walk/recover.h"
+#include "core/walk/row_cache.h"
+
+namespace sonde {
+
+// Where a walk stands: at a frame that is not shown yet.
+struct UsualState {
+  uint64_t pc, sp, fp;
+  uint64_t kind;  // of that frame: packed, without its pc
+  AddrRange stack;  // holds sp
+  bool ended = false;  // the frame shown last is the outermost; nothing else means anything then
+};
+
+constexpr uint64_t packed_kind(Source source, uint8_t recovered, bool is_return) {
+  return pack_frame({.pc = Addr(), .cfa = Addr(), .source = source, .recovered = recovered, .is_return = is_return});
+}
+
+// A frame as a walk shows it to whom wants all of it, or packed.
+inline void show_usual(Frame* out, uint64_t pc, uint64_t cfa, uint64_t kind) {
+  *out = unpack_frame(kind | pc);
+  out->cfa = Addr(cfa);
+}
+inline void show_usual(uint64_t* out, uint64_t pc, uint64_t, uint64_t kind) { *out = kind | pc; }
+
+// Shows frames from `out` on, to `last` at most. Returns behind the last one shown. `cache` is that of the arena, and the
+// result holds only if it still is afterwards (RowCache::is_of). load(address, *value): words of the stack, and of the
+// return entries if `recover`; false if they cannot be read.
+template <class Isa, class Out, class Load>
+[[gnu::always_inline]] inline Out* usual_steps(const TableArena* arena, const RowCache& cache, Load load, bool recover,
+                                               UsualState* state, Out* out, const Out* last) {
+  constexpr uint64_t kHookBytes = uint64_t{kTrampolines} * kTrampolineStride;
+  constexpr uint64_t kCaller = packed_kind(Source::frame, 0, true);
+  constexpr uint64_t kHookedCaller = packed_kind(Source::frame, kRecoveredReturn, true);
+  constexpr uint64_t kEnded = pack_frame({.pc = Addr(), .cfa = Addr(), .reason = Reason::end});
+  uint64_t pc = state->pc, sp = state->sp, fp = state->fp, kind = state->kind;
+  uint64_t exact = unpack_frame(kind).is_return ? 0 : UsualRow::kExact;
+  const uint64_t end = state->stack.end.value, entries = arena->entries;
+  const uint64_t hooks = arena->trampolines, hook_bytes = hooks ? kHookBytes : 0;
+  if (sp % 8) return out;
+  for (; out != last; out++) {
+    const unsigned set = RowCache::set(pc);
+    uint64_t word = RowCache::load(cache.usual[0][set]);
+    if (__builtin_expect(word >> RowCache::kTagShift != RowCache::tag(pc), 0)) {
+      word = RowCache::load(cache.usual[1][set]);
+      if (word >> RowCache::kTagShift != RowCache::tag(pc)) break;
+    }
+    if (__builtin_expect((word & (UsualRow::kEnd | UsualRow::kExact)) != exact, 0)) {
+      if ((word & UsualRow::kExact) != exact) break;
+      show_usual(out, pc, 0, kind | kEnded);
+      state->ended = true;
+      return out + 1;
+    }
+    const uint64_t offset = UsualRow::offset(word), below = UsualRow::saved_below(word);
+    uint64_t cfa = sp + offset, next, next_fp = fp, next_kind = kCaller;
+    if (word & UsualRow::kByFp) {
+      if (fp % 8 || fp < sp || fp >= end) break;
+      cfa = fp + offset;
+    }
+    if (!offset || cfa > end || !load(cfa - 8, &next) || (below && !load(cfa - below, &next_fp))) break;
+    if (next - hooks < hook_bytes) {
+      const uint64_t entry = entries + (next - hooks), key = Code<Isa>::kKeyIsSlot ? cfa - 8 : cfa;
+      uint64_t owner;
+      if (!recover || (next - hooks) % kTrampolineStride || !load(entry, &next) || !load(entry + 8, &owner)) break;
+      if (owner != key || next - hooks < hook_bytes) break;  // another's, or hooked in layers
+      next_kind = kHookedCaller;
+    }
+    show_usual(out, pc, cfa, kind);
+    pc = next, sp = cfa, fp = next_fp, kind = next_kind, exact = 0;
+  }
+  state->pc = pc, state->sp = sp, state->fp = fp, state->kind = kind;
+  return out;
+}
+
+}  // namespace sonde
