@@ -38,6 +38,28 @@ lend() {  # OPTIONS... WHAT WHERE
   mounted=("$root/${*: -1}" "${mounted[@]}")
 }
 
+# Devices of its own: what is installed, run or removed in there must not change this machine's /dev.
+lend_devices() {
+  local name numbers
+  lend -t tmpfs -o mode=755 tmpfs dev
+  while read -r name numbers; do
+    # shellcheck disable=SC2086  # two numbers
+    mknod -m 666 "$root/dev/$name" c $numbers
+  done <<<'null 1 3
+zero 1 5
+full 1 7
+random 1 8
+urandom 1 9
+tty 5 0'
+  ln -s /proc/self/fd "$root/dev/fd"
+  ln -s fd/0 "$root/dev/stdin"
+  ln -s fd/1 "$root/dev/stdout"
+  ln -s fd/2 "$root/dev/stderr"
+  mkdir -m 1777 "$root/dev/shm"
+  lend -t devpts -o newinstance,ptmxmode=666,mode=620 devpts dev/pts
+  ln -s pts/ptmx "$root/dev/ptmx"
+}
+
 if [ ! -e "$root/etc/debian_version" ]; then
   mirror=${SONDE_MIRROR:-$(apt-get indextargets --format '$(SITE) $(CODENAME)' 2>/dev/null | sed -n 's/ bookworm$//p' | head -1)}
   debootstrap --variant=minbase bookworm "$root" ${mirror:+"$mirror"}
@@ -46,7 +68,7 @@ rm -rf "$root/src/sonde"
 mkdir -p "$root/src"
 git clone -q --no-hardlinks "$top" "$root/src/sonde"
 lend -t proc proc proc
-lend --bind /dev dev
+lend_devices
 environment=(HOME=/root "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" TERM=dumb)
 if [ -n "$ccache" ]; then
   lend --bind "$ccache" ccache
