@@ -60,7 +60,7 @@ void add_report(CLI::App& app, int&) {
   command->add_flag("--per-thread", view.per_thread, "One tree per thread");
   command->add_option("--sort", view.sort, "--stats by total, self, calls, avg, max or name")->capture_default_str();
   command->add_option("--limit", view.limit, "At most so many rows")->type_name("N");
-  command->add_option("--depth", view.depth, "Levels of the tree")->type_name("N");
+  command->add_option("--depth", view.depth, "Levels of the tree, of folded stacks (else 1000)")->type_name("N");
   command->add_option("--min-time", options->min_time_us, "Leave out what took less, in microseconds")->type_name("US");
   command->add_flag("--counts", view.counts, "--folded by calls rather than self time in ns");
   command->add_flag("--full-names", view.full_names, "Do not shorten names");

@@ -160,23 +160,34 @@ Result<void> print_tree(const Recording& recording, const ViewOptions& options, 
   return {};
 }
 
+// A line per path; what lies deeper than so many levels is one more frame of its ancestor there, since each level of a
+// recursion would repeat all those above it.
 Result<void> print_folded(const Recording& recording, const ViewOptions& options, std::FILE* out) {
+  constexpr unsigned kDeepestFolded = 1000;
+  unsigned deepest = options.depth ? options.depth : kDeepestFolded;
   Survey survey;
   CallTree tree =
       SONDE_TRY(build_tree(recording, options, std::vector<uint32_t>(recording.threads.size()), survey));
-  for (const TreeNode& node : tree.nodes()) {
-    uint64_t weight =
-        options.counts ? node.calls + node.entries : static_cast<uint64_t>(recording.nanoseconds(node.self));
-    if (weight == 0) continue;
+  const auto& nodes = tree.nodes();  // parents stand before their children
+  std::vector<unsigned> level(nodes.size());
+  std::vector<uint32_t> shown(nodes.size());  // itself, or its ancestor on the deepest level
+  std::vector<uint64_t> weight(nodes.size()), deeper(nodes.size());
+  for (uint32_t i = 0; i < nodes.size(); i++) {
+    const TreeNode& node = nodes[i];
+    uint64_t own = options.counts ? node.calls + node.entries : static_cast<uint64_t>(recording.nanoseconds(node.self));
+    level[i] = node.parent == kNoNode ? 1 : level[node.parent] + 1;
+    shown[i] = level[i] <= deepest ? i : shown[node.parent];
+    (shown[i] == i ? weight : deeper)[shown[i]] += own;
+  }
+  for (uint32_t i = 0; i < nodes.size(); i++) {
+    if (weight[i] + deeper[i] == 0) continue;
     std::vector<uint32_t> path;
-    for (const TreeNode* n = &node;; n = &tree.node(n->parent)) {
-      path.push_back(n->site);
-      if (n->parent == kNoNode) break;
-    }
+    for (uint32_t at = i; at != kNoNode; at = nodes[at].parent) path.push_back(nodes[at].site);
     std::string line;
     for (auto site = path.rbegin(); site != path.rend(); ++site)
       line += (line.empty() ? "" : ";") + folded_name(recording.sites[*site].name);
-    fmt::print(out, "{} {}\n", line, weight);
+    if (weight[i]) fmt::print(out, "{} {}\n", line, weight[i]);
+    if (deeper[i]) fmt::print(out, "{};[deeper] {}\n", line, deeper[i]);
   }
   return {};
 }

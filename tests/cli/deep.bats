@@ -30,6 +30,10 @@ assert text.count("\"name\":\"down\"") == 20001, text.count("\"name\":\"down\"")
 assert text.count("[") == text.count("]") and text.count("{") == text.count("}")'
   timeout 60 "$SONDE" report --depth 10 trace >short
   [ "$(grep -c down short)" -le 15 ]
+  timeout 60 "$SONDE" report --folded --counts trace >folded
+  [ "$(stat -c %s folded)" -lt 4000000 ]
+  grep -q '^main;down;.*;down;\[deeper\] 19002$' folded
+  [ "$(grep '^main' folded | awk '{ n += $NF } END { print n }')" -eq 20002 ]
 }
 
 @test "a shallow tree has no numbers" {
