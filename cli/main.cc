@@ -45,8 +45,15 @@ bool names_no_command(const CLI::App& app, int argc, char** argv) {
   return true;
 }
 
-std::string say(const CLI::App*, const CLI::Error& error) {
-  return red(fmt::format("sonde: {}", error.what())) + "\nsonde --help or sonde COMMAND --help says more\n";
+// What the parser has to say, with the words that were possible where one is missing.
+std::string say(const CLI::App* app, const CLI::Error& error) {
+  std::string command = "sonde";
+  for (auto chosen = app->get_subcommands(); !chosen.empty(); chosen = app->get_subcommands())
+    app = chosen.front(), command += " " + app->get_name();
+  std::string text = fmt::format("sonde: {}", error.what());
+  if (auto names = command_names(*app); app->get_require_subcommand_min() > 0 && !names.empty())
+    text = fmt::format("sonde: {} wants one of: {}", command, fmt::join(names, ", "));
+  return red(text) + fmt::format("\n{} --help says more\n", command);
 }
 
 }  // namespace

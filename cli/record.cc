@@ -382,9 +382,7 @@ void add_record(CLI::App& app, int& status) {
                                          "where a jump takes nanoseconds; an error where traps are not safe")
       ->excludes(no_trap);
   command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
-  command->add_option("command", options->command, "The program and its arguments")
-      ->required()
-      ->type_name("PROGRAM [ARGS...]");
+  command->add_option("PROGRAM", options->command, "The program and its arguments")->required()->type_name("[ARGS...]");
   command->positionals_at_end();
   command->prefix_command(false);
   command->footer(

@@ -104,7 +104,13 @@ TraceWriter::~TraceWriter() {
 Result<TraceWriter> TraceWriter::create(const std::string& path, uint64_t max_bytes) {
   int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOCTTY | O_CLOEXEC, 0644);
   if (fd < 0 && errno == EISDIR) return fail(fmt::format("{} is a folder: choose a file with -o", path));
-  if (fd < 0) return fail_errno(fmt::format("write the trace to {}", path));
+  if (fd < 0) {
+    int error = errno;
+    std::string folder = path.substr(0, path.rfind('/') + 1);
+    if (error == ENOENT && !folder.empty() && access(folder.c_str(), F_OK) != 0)
+      return fail(fmt::format("write the trace to {0}: there is no folder {1}; make it first: mkdir -p {1}", path, folder));
+    return fail(fmt::format("write the trace to {}: {}", path, std::strerror(error)));
+  }
   TraceWriter writer(fd, max_bytes);
   SONDE_TRY_VOID(take_over(fd, path, &writer.regular_));
   FileHeader header{};

@@ -28,6 +28,14 @@ one_error() { [[ "$output" == "sonde: "* ]] && [[ "$output" != *$'\n'* ]]; }
   done
 }
 
+@test "a word that is missing is named, with what it may be" {
+  run -2 "$SONDE" record -o trace
+  [ "${lines[0]}" = "sonde: PROGRAM is required" ]
+  [ "${lines[1]}" = "sonde record --help says more" ]
+  run -2 "$SONDE" dump
+  [ "${lines[0]}" = "sonde: sonde dump wants one of: table" ]
+}
+
 @test "what is no program is said to be what it is" {
   mkdir folder
   run -126 "$SONDE" record ./folder

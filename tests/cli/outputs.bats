@@ -72,6 +72,12 @@ device() { stat -c '%F %t:%T' "$1"; }
   [ ! -e ran ]
 }
 
+@test "a folder that is not there is named" {
+  run -1 "$SONDE" record -o no/folder/trace -- touch ran
+  [ "$output" = "sonde: write the trace to no/folder/trace: there is no folder no/folder/; make it first: mkdir -p no/folder/" ]
+  [ ! -e ran ]
+}
+
 @test "two recordings do not write to one file" {
   "$SONDE" record -q -o trace -- sh -c 'echo >started; while [ ! -e stop ]; do sleep 0.05; done; exit 4' &
   first=$!
