@@ -48,21 +48,26 @@ AddrRange known_stack(ThreadScratch* scratch, uint64_t sp) {
   return fresh;
 }
 
-// All of a stack, if its frames are usual ones that are remembered; 0 otherwise.
+// All that a hit keeps of a stack, if its frames are usual ones that are remembered; 0 otherwise.
 unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange stack, const SiteRegs& regs,
                     uint64_t* out) {
   auto load = [](uint64_t address, uint64_t* value) { return *value = RawMemory::load(Addr(address)), true; };
   bool own_entries = arena->entries == reinterpret_cast<uint64_t>(sonde_entries);
   UsualState state{regs.pc, regs.sp, regs.rbp, packed_kind(Source::regs_pc, 0, false), stack};
   uint64_t* end = usual_steps<X86_64>(arena, rows, load, own_entries, &state, out, out + kHitFrames);
-  return state.ended && rows.is_of(arena->generation) ? static_cast<unsigned>(end - out) : 0;
+  bool full = end == out + kHitFrames && !state.ended;
+  if (!(state.ended || full) || !rows.is_of(arena->generation)) return 0;
+  if (full) end[-1] |= pack_frame({.pc = Addr(), .cfa = Addr(), .reason = Reason::buffer_full});  // it was reliable
+  return static_cast<unsigned>(end - out);
 }
 
-[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, const SiteRegs& regs,
-                                    std::span<Frame> out) {
+[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
+                                    const SiteRegs& regs, std::span<Frame> out) {
   RawMemory memory;
+  memory.stacks[memory.stack_count++] = stack;
   for (const AddrRange& range : scratch->stacks)
-    if (range.begin) memory.stacks[memory.stack_count++] = range;
+    if (range.begin && range != stack && memory.stack_count < RawMemory::kMaxStacks)  // a handler may have added one
+      memory.stacks[memory.stack_count++] = range;
   memory.entries = {Addr(reinterpret_cast<uint64_t>(sonde_entries)),
                     Addr(reinterpret_cast<uint64_t>(sonde_entries + kTrampolines))};
   memory.other = read_elsewhere;
@@ -93,7 +98,7 @@ std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, 
   AddrRange stack = known_stack(scratch, regs.sp);
   auto& walk = scratch->walks[level];
   if (unsigned count = walk_usual(arena, scratch->rows, stack, regs, walk.packed)) return {walk.packed, count};
-  unsigned count = walk_any(arena, scratch, regs, walk.frames);
+  unsigned count = walk_any(arena, scratch, stack, regs, walk.frames);
   for (unsigned i = 0; i < count; i++) {
     uint64_t word = pack_frame(walk.frames[i]);  // which no later frame's place begins in front of
     walk.packed[i] = word;
