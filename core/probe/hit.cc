@@ -274,7 +274,14 @@ SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot
 
 }  // namespace
 
-void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs, uint64_t own_sp) {
+void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs) {
+  // As if it had come by a detour: levels are ordered by where the hit is, and its slot is the same distance above (reclaim.cc).
+  uint64_t own_sp = regs.sp - sizeof(EntryFrame);
+  if (is_summing(session)) {
+    ThreadState* thread = this_thread(session);
+    bool room = !thread || may_sum(thread, reinterpret_cast<uint64_t>(&regs));  // below the trap's signal frame
+    if (!room) return count_loss(session, thread->ring, number, LossCause::no_stack);
+  }
   uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
   if ((flags | kSiteLoopHead) == kUsualLoop) hit_usual(session, number, reinterpret_cast<uint64_t*>(regs.sp), own_sp);
   else hit_otherwise(session, number, flags, regs, own_sp);

@@ -26,9 +26,8 @@ struct EntryFrame {
 };
 static_assert(sizeof(EntryFrame) == 224);
 
-// One hit of a site at a function's entry, where regs.sp is the address of the return slot. own_sp: of the calling path,
-// to order context levels.
-void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs, uint64_t own_sp);
+// One hit of a site at a function's entry by a trap, where regs.sp is the address of the return slot.
+void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs);
 
 extern "C" {
 __attribute__((visibility("hidden"), hot)) void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx,

@@ -1,4 +1,5 @@
-// Two passes over the pool: find the suspects and their age, then end those of the older half of that span.
+// Rounds of two passes over the pool: find the suspects and their age, then end those of the older half of that span. One
+// round mostly does; where nearly all suspects are young, for the program paused after the first, more follow.
 #include "core/probe/reclaim.h"
 
 #include "core/probe/alternate_stack.h"
@@ -6,6 +7,7 @@
 #include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/entries.h"
+#include "core/probe/hit.h"
 #include "core/probe/safe_read.h"
 #include "core/probe/sum_calls.h"
 
@@ -14,6 +16,7 @@ namespace {
 
 // A look that frees little is not repeated before many more calls have found the pool empty.
 constexpr uint32_t kEnough = kTrampolines / 256, kMaxPause = 1 << 20;
+constexpr unsigned kMaxRounds = 24;  // then a span of minutes is down to microseconds
 uint32_t pause_left, pause_length;
 
 bool is_pausing() {
@@ -71,21 +74,26 @@ class Owners {
   Answer answers_[kAnswers];
 };
 
-// A slot that holds the real address itself is no evidence: it may be on its way out through sonde_return_common.
-bool is_suspect(uint64_t word, uint32_t index) {
-  return word != trampoline_address(index) && word != sonde_entries[index].real && !is_chained(word, index);
+// A slot that holds the real address itself is no evidence: it may be on its way out through sonde_return_common. But not if the
+// slot lies in `own`, the stack from here up to the slot of this very hit: that call was made, and has not been hooked,
+// since the activation was left. Else the pool would never recover from jumps away from one and the same call: once it is
+// empty the call is not hooked, and its slot holds what all of them call the real address.
+bool is_suspect(uint64_t word, uint32_t index, AddrRange own) {
+  if (word == trampoline_address(index) || is_chained(word, index)) return false;
+  return word != sonde_entries[index].real || own.contains(Addr(sonde_entries[index].slot));
 }
 
 // The words in slots, read in batches. Calls that longjmp left again and again had the same few slots, so what was read
 // is remembered for the pass; a call that has taken its slot since then is too young to be ended by it.
 class Slots {
  public:
+  explicit Slots(AddrRange own) : own_(own) {}
   // Whether the word in the slot of `index` is known; tells then whether that makes the activation a suspect.
   bool knows(uint32_t index, bool& suspect) const {
     uint64_t slot = sonde_entries[index].slot;
     const Word& word = words_[place(slot)];
     if (word.slot != slot) return false;
-    suspect = is_suspect(word.value, index);
+    suspect = is_suspect(word.value, index, own_);
     return true;
   }
   // Takes `index` into the batch; false if it is full.
@@ -102,7 +110,7 @@ class Slots {
     safe_read_words(slots_, values, found, count_);
     for (unsigned i = 0; i < count_; i++) {
       if (found[i]) words_[place(slots_[i])] = {slots_[i], values[i]};
-      if (!found[i] || is_suspect(values[i], indices_[i])) visit(indices_[i]);
+      if (!found[i] || is_suspect(values[i], indices_[i], own_)) visit(indices_[i]);
     }
     count_ = 0;
   }
@@ -115,6 +123,7 @@ class Slots {
   // Slots of a recursion are a multiple of 16 apart.
   static uint32_t place(uint64_t slot) { return static_cast<uint32_t>(slot >> 4 ^ slot >> 10) % kWords; }
 
+  AddrRange own_;
   Word words_[kWords];
   uint64_t slots_[kMaxSafeWords];
   uint32_t indices_[kMaxSafeWords];
@@ -123,9 +132,9 @@ class Slots {
 
 // Calls visit(index) for each suspect.
 template <class Visit>
-void visit_suspects(const ThreadState* thread, Visit visit) {
+void visit_suspects(const ThreadState* thread, AddrRange own, Visit visit) {
   Owners owners(thread);
-  Slots slots;
+  Slots slots(own);
   for (uint32_t index = 0; index < kTrampolines; index++) {
     const Activation& activation = sonde_activations[index];
     if (activation.state != EntryState::in_use || !owners.may_take(activation.owner)) continue;
@@ -150,28 +159,42 @@ void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, 
   entry_give_common(index);
 }
 
+struct Round {
+  uint32_t suspects = 0, freed = 0;
+};
+[[gnu::noinline]] Round free_older_half(SessionHeader* session, ThreadState* thread, AddrRange own) {
+  Round round;
+  uint64_t oldest = ~uint64_t{0}, newest = 0;
+  visit_suspects(thread, own, [&](uint32_t index) {
+    uint64_t begun = sonde_activations[index].entry_ticks;
+    if (begun < oldest) oldest = begun;
+    if (begun > newest) newest = begun;
+    round.suspects++;
+  });
+  if (!round.suspects) return round;
+  uint64_t limit = oldest + (newest - oldest) / 2, now = ticks();
+  visit_suspects(thread, own, [&](uint32_t index) {
+    if (sonde_activations[index].entry_ticks > limit || !entry_claim(index)) return;
+    end_abandoned(session, thread, index, now);
+    round.freed++;
+  });
+  return round;
+}
+
 }  // namespace
 
 uint32_t reclaim_entries(SessionHeader* session, ThreadState* thread) {
   if (sonde_agent_control.flags & kControlNoSystemCalls) return 0;
   if (is_pausing()) return 0;
-  if (!has_room(thread_scratch(sonde_agent_control.thread_area, thread),
-                reinterpret_cast<uint64_t>(__builtin_frame_address(0))))
-    return 0;
-  uint64_t oldest = ~uint64_t{0}, newest = 0;
-  visit_suspects(thread, [&](uint32_t index) {
-    uint64_t begun = sonde_activations[index].entry_ticks;
-    if (begun < oldest) oldest = begun;
-    if (begun > newest) newest = begun;
-  });
+  auto here = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
+  if (!has_room(thread_scratch(sonde_agent_control.thread_area, thread), here)) return 0;
+  // This hit's path is the outermost of its thread, so the first guard is its own.
+  AddrRange own{Addr(here), Addr(thread->guards[0] + sizeof(EntryFrame) + 8)};
   uint32_t freed = 0;
-  if (oldest <= newest) {
-    uint64_t limit = oldest + (newest - oldest) / 2, now = ticks();
-    visit_suspects(thread, [&](uint32_t index) {
-      if (sonde_activations[index].entry_ticks > limit || !entry_claim(index)) return;
-      end_abandoned(session, thread, index, now);
-      freed++;
-    });
+  for (unsigned i = 0; i < kMaxRounds && freed < kEnough; i++) {
+    Round round = free_older_half(session, thread, own);
+    freed += round.freed;
+    if (round.freed == round.suspects || round.suspects < kEnough) break;
   }
   set_pause(freed);
   return freed;

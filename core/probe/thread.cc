@@ -115,10 +115,13 @@ struct AlternateStack {
   bool holds(uint64_t sp) const { return sp - begin < size; }
 };
 
-// Whether the path that set the guard is gone. A path interrupted on the same stack has its sp above ours. Only a handler
-// on the alternate stack may run above a path that still waits.
+// Whether the path that set the guard is gone. A path interrupted on the same stack has its sp above ours, by a signal frame at
+// least: what a return of the same call has left there is nearer, and must be found by the next entry, for it may be that
+// no return comes any more, with no entries left and none reclaimed before this is. Only a handler on the alternate stack may
+// run above a path that still waits.
 bool is_stale(uint64_t guard, uint64_t sp) {
-  if (guard > sp) return false;
+  constexpr uint64_t kSignalFrame = 512;  // less than the red zone, siginfo and context
+  if (guard > sp + kSignalFrame) return false;
   constexpr int32_t kOnStack = 1;  // SS_ONSTACK
   AlternateStack alternate{};
   if (sonde_agent_control.flags & kControlNoSystemCalls) return true;

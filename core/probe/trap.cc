@@ -69,7 +69,7 @@ extern "C" void sonde_trap(int, SignalInfo* info, SignalContext* interrupted) {
                   interrupted->r13,
                   interrupted->r14,
                   interrupted->r15};
-    hit_site(session, trap->site, regs, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
+    hit_site(session, trap->site, regs);
   }
   __atomic_store_n(&interrupted->rip, site.resume, __ATOMIC_RELAXED);
 }

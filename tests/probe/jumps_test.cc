@@ -3,7 +3,9 @@
 
 #include <pthread.h>
 #include <setjmp.h>
+#include <time.h>
 
+#include "core/native/thread_pointer.h"
 #include "tests/probe/chains.h"
 
 using namespace sonde;
@@ -19,6 +21,26 @@ SONDE_HOOKABLE int jumps_away(int left) {
   room[left] = 1;
   if (left == 0 && sum >= 0) longjmp(target, 1);
   return left > 0 ? jumps_away(left - 1) + room[left] : 0;
+}
+SONDE_HOOKABLE int leaves(int x) {
+  if (x > 0) longjmp(target, 1);
+  return x;
+}
+SONDE_HOOKABLE int leaves_by_trap(int x) {
+  if (x > 0) longjmp(target, 1);
+  return x + 1;
+}
+SONDE_HOOKABLE int stays_too(int x) {
+  asm volatile("" ::: "memory");
+  return x;
+}
+SONDE_HOOKABLE int leaves_at_last(int x) {
+  if (x > 0) longjmp(target, 1);
+  return x + 2;
+}
+SONDE_HOOKABLE int stays_at_last(int x) {
+  asm volatile("" ::: "memory");
+  return x;
 }
 SONDE_HOOKABLE int stays(int x) {
   sum += x;
@@ -70,6 +92,73 @@ TEST_CASE("20,000 longjmps over 17 hooked frames neither exhaust the pool nor mi
   // 340,000 entries were taken of 131,072: at least the difference was taken back.
   CHECK(abandoned >= kJumps * kFrames - kTrampolines);
   CHECK(abandoned < kJumps * kFrames);
+}
+
+TEST_CASE("jumps away from one and the same call take the pool from nobody, however many and at whatever times") {
+  Harness& harness = the_harness();
+  harness.hook(reinterpret_cast<void*>(leaves));
+  static uint32_t stay = harness.hook(reinterpret_cast<void*>(stays_too));
+  harness.hook_by_trap(reinterpret_cast<void*>(leaves_by_trap));
+  int (*const ways[])(int) = {leaves, leaves_by_trap};
+  for (int (*function)(int) : ways) {
+    CAPTURE(function == leaves);
+    for (bool with_gap : {false, true}) {
+      CAPTURE(with_gap);
+      harness.drain();
+      uint64_t lost = harness.lost(LossCause::no_return_entry), returned = 0;
+      static volatile int i;  // not in a register: setjmp
+      for (i = 0; i < 400000; i = i + 1) {
+        // A few in a hundredth of a second each, then all the others at once: the older half in time is nearly nothing.
+        if (with_gap && i < 40) {
+          timespec pause{0, 10000000};
+          nanosleep(&pause, nullptr);
+        }
+        if (!setjmp(target)) function(1);
+        if (i % 5000 == 0) harness.drain();
+      }
+      harness.drain();
+      for (int n = 0; n < 100; n++) CHECK(stays_too(n) == n);
+      for (const CallRecord& call : harness.drain().calls)
+        returned += call.site == stay && call.kind == ExitKind::returned;
+      CHECK(returned == 100);
+      CHECK(harness.lost(LossCause::no_return_entry) == lost);
+    }
+  }
+}
+
+namespace {
+uint64_t entries_in_use() {
+  auto* activations = reinterpret_cast<const Activation*>(the_harness().agent_symbol("sonde_activations"));
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < kTrampolines; i++) count += activations[i].state == EntryState::in_use;
+  return count;
+}
+}  // namespace
+
+TEST_CASE("a jump out of a return's path, with no entry left, keeps nothing from being taken back") {
+  Harness& harness = the_harness();
+  harness.hook(reinterpret_cast<void*>(leaves_at_last));
+  static uint32_t stay = harness.hook(reinterpret_cast<void*>(stays_at_last));
+  harness.drain();
+  static volatile uint64_t left;  // not in a register: setjmp
+  while ((left = kTrampolines - entries_in_use()))
+    for (; left; left = left - 1) {
+      if (!setjmp(target)) leaves_at_last(1);
+      if (left % 5000 == 0) harness.drain();
+    }
+  harness.drain();
+  auto* thread = static_cast<ThreadState*>(harness.control()->thread_area);
+  while (thread->key != thread_pointer()) thread++;
+  uint64_t lost = harness.lost(LossCause::no_return_entry), returned = 0, sp;
+  int wrong = 0;
+  asm volatile("mov %%rsp, %0" : "=r"(sp));
+  thread->guards[0] = sp - 88;  // sonde_on_return's of a call made here
+  for (int n = 0; n < 100; n++) wrong += stays_at_last(n) != n;
+  CHECK(wrong == 0);
+  for (const CallRecord& call : harness.drain().calls)
+    returned += call.site == stay && call.kind == ExitKind::returned;
+  CHECK(returned == 100);
+  CHECK(harness.lost(LossCause::no_return_entry) == lost);
 }
 
 TEST_CASE("recursion deeper than the pool: the calls beyond it are counted, the others return in balance") {
