@@ -172,12 +172,17 @@ void forget_trap_mask() {
   if (TrapMask* state = trap_mask()) __atomic_store_n(&state->tid, 0, __ATOMIC_RELEASE);
 }
 
-void deliver_held() {
-  TrapMask* state = trap_mask();
-  if (!state || !state->held || state->blocked) return;
+namespace {
+[[gnu::noinline]] void send_held(TrapMask* state) {
   SignalInfo info = state->pending;
   state->held = false;
   send_trap(&info);
+}
+}  // namespace
+
+void deliver_held() {
+  TrapMask* state = trap_mask();
+  if (state && state->held && !state->blocked) send_held(state);
 }
 
 void send_trap(const SignalInfo* info) {
