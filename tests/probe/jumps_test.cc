@@ -47,6 +47,11 @@ SONDE_HOOKABLE int stays(int x) {
   return x;
 }
 
+// Always the same call, with the same slot.
+[[gnu::noinline]] void leave(int (*function)(int)) {
+  if (!setjmp(target)) function(1);
+}
+
 int big_depth;
 void* run_on_big_stack(void*) {
   at_the_leaf = [] {};
@@ -106,14 +111,13 @@ TEST_CASE("jumps away from one and the same call take the pool from nobody, howe
       CAPTURE(with_gap);
       harness.drain();
       uint64_t lost = harness.lost(LossCause::no_return_entry), returned = 0;
-      static volatile int i;  // not in a register: setjmp
-      for (i = 0; i < 400000; i = i + 1) {
+      for (int i = 0; i < 400000; i++) {
         // A few in a hundredth of a second each, then all the others at once: the older half in time is nearly nothing.
         if (with_gap && i < 40) {
           timespec pause{0, 10000000};
           nanosleep(&pause, nullptr);
         }
-        if (!setjmp(target)) function(1);
+        leave(function);
         if (i % 5000 == 0) harness.drain();
       }
       harness.drain();
@@ -140,10 +144,9 @@ TEST_CASE("a jump out of a return's path, with no entry left, keeps nothing from
   harness.hook(reinterpret_cast<void*>(leaves_at_last));
   static uint32_t stay = harness.hook(reinterpret_cast<void*>(stays_at_last));
   harness.drain();
-  static volatile uint64_t left;  // not in a register: setjmp
-  while ((left = kTrampolines - entries_in_use()))
-    for (; left; left = left - 1) {
-      if (!setjmp(target)) leaves_at_last(1);
+  while (uint64_t left = kTrampolines - entries_in_use())
+    for (; left; left--) {
+      leave(leaves_at_last);
       if (left % 5000 == 0) harness.drain();
     }
   harness.drain();

@@ -92,6 +92,10 @@ uint64_t depth_of_call(std::initializer_list<uint64_t> call) {
   return make_call(call, [] { return depth_of(budget_makes_call); });
 }
 
+[[gnu::noinline]] void leave() {
+  if (!setjmp(target)) jumps_away();
+}
+
 // The way in and the way out of a handler on the painted stack.
 uint64_t depth_of_handler() {
   paint();
@@ -167,9 +171,8 @@ TEST_CASE("stack: what the agent's paths need at most") {
 
   // The look through the pool: at the hit that finds it empty.
   uint64_t deepest = 0;
-  static int i;  // not in a register: setjmp
-  for (i = 0; i < 140000; ++i) {
-    if (!setjmp(target)) jumps_away();
+  for (int i = 0; i < 140000; i++) {
+    leave();
     if (i >= 131000)
       if (uint64_t depth = depth_of(does_nothing); depth > deepest) deepest = depth;
     if (i % 5000 == 0) harness.drain();
