@@ -283,7 +283,8 @@ class Recording {
     static constexpr const char* kCauses[kDisarmCauses] = {
         "locked itself in with seccomp", "set up a signal stack without room for a trap's signal",
         "forbade itself the time stamp counter: nothing of it was recorded from then on",
-        "asked to be traced (it is a debugger, or made one's child)"};
+        "asked to be traced (it is a debugger, or made one's child)",
+        "loaded a library after a fork, where sonde does not look for its system calls"};
     for (unsigned cause = 0; cause < kDisarmCauses; cause++)
       if (uint32_t n = session_->header()->disarmed[cause])
         meta_.notes.push_back(fmt::format("in {} process{} the traps were taken out, and with them the functions that only a trap "

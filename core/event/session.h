@@ -41,6 +41,7 @@ enum class DisarmCause : uint32_t {
   small_stack,      // an alternate signal stack without room for a second signal frame
   no_ticks,         // the time stamp counter is forbidden: nothing is recorded from then on
   traced,           // it asked its parent to trace it, who would see each trap
+  child_loads,      // a forked child loads a library, and nobody looks whether that is safe for traps
   count,
 };
 constexpr unsigned kDisarmCauses = static_cast<unsigned>(DisarmCause::count);

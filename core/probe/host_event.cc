@@ -3,6 +3,8 @@
 #include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/control.h"
+#include "core/probe/disarm.h"
+#include "core/probe/trap_mask.h"
 
 namespace sonde {
 namespace {
@@ -32,11 +34,25 @@ void ask_host(SessionHeader* session) {
   }
 }
 
+// The process that the host follows: the first that loads anything, since the loader does when the program starts. Copied by fork.
+uint32_t followed_pid;
+
+// The host decides about traps for the process that it follows, by the system calls of each image (host/plan/trap_safety.h).
+// What a forked child loads it never sees.
+void mind_child(uint32_t pid) {
+  uint32_t nobody = 0;
+  bool first =
+      __atomic_compare_exchange_n(&followed_pid, &nobody, pid, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  if (!first && nobody != pid && !is_sharing_child()) disarm_traps(DisarmCause::child_loads);
+}
+
 }  // namespace
 
 void loader_event(SessionHeader* session) {
   auto* debug = reinterpret_cast<const LoaderDebug*>(sonde_agent_control.loader_debug);
-  if (debug && __atomic_load_n(&debug->state, __ATOMIC_RELAXED) == kConsistent) ask_host(session);
+  if (!debug || __atomic_load_n(&debug->state, __ATOMIC_RELAXED) != kConsistent) return;
+  if (traps_in_use()) mind_child(static_cast<uint32_t>(system_call(__NR_getpid)));
+  ask_host(session);
 }
 
 void exit_event(SessionHeader* session, uint32_t pid) {

@@ -30,7 +30,8 @@ constexpr bool is_mask_call(uint64_t number) {
     case __NR_pselect6:
     case __NR_epoll_pwait:
     case __NR_epoll_pwait2:
-    case __NR_io_pgetevents: return true;
+    case __NR_io_pgetevents:
+    case __NR_io_uring_enter: return true;
     default: return false;
   }
 }

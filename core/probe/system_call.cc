@@ -186,6 +186,39 @@ int64_t wait_with_mask(uint64_t mask, Make make) {
   });
 }
 
+// io_uring_enter(ring, to_submit, least, flags, mask, length), or with a structure that names both: it submits, then waits. In a
+// registered region, which only offsets name, the mask is left alone.
+[[gnu::noinline]] int64_t wait_in_ring(const ProgramCall& call) {
+  constexpr uint64_t kWaits = 1, kStructure = 8, kRegion = 64;  // IORING_ENTER_GETEVENTS, _EXT_ARG, _EXT_ARG_REG
+  struct {
+    uint64_t mask, length_and_more, timeout;
+  } structure;  // io_uring_getevents_arg
+  uint64_t flags = call.arguments[3], at = call.arguments[4], mask_at = at, length = call.arguments[5], mask;
+  if (!(flags & kWaits) || flags & kRegion || !at) return unchanged(call);
+  if (flags & kStructure) {
+    if (length != sizeof structure || !read_user_word(at, &structure.mask) ||
+        !read_user_word(at + 8, &structure.length_and_more) || !read_user_word(at + 16, &structure.timeout))
+      return unchanged(call);
+    mask_at = structure.mask;
+    length = static_cast<uint32_t>(structure.length_and_more);
+  }
+  if (!mask_at || length != kMaskBytes || !read_user_word(mask_at, &mask)) return unchanged(call);
+  ProgramCall own = call;
+  auto make = [&](uint64_t clean) {
+    if (flags & kStructure) structure.mask = address_of(&clean);
+    own.arguments[4] = flags & kStructure ? address_of(&structure) : address_of(&clean);
+    return unchanged(own);
+  };
+  // What is held ends the wait at once, but not before the submission.
+  if (TrapMask* state = trap_mask(); state && state->held && !(mask & kTrapBit) && call.arguments[1]) {
+    own.arguments[3] &= ~kWaits;
+    int64_t submitted = make(mask & ~kTrapBit);
+    if (submitted) return wait_with_mask(mask, [&](uint64_t) { return submitted; }), submitted;
+    own = call;
+  }
+  return wait_with_mask(mask, make);
+}
+
 // ---- execve: the new program inherits what the old one thought it had.
 
 // From here until execve fails the kernel has the true mask. A handler that comes in between lifts it for itself.
@@ -278,6 +311,7 @@ int64_t mind_system_call(const ProgramCall& call) {
     case __NR_epoll_pwait2: return wait_by_arguments(call, 4);
     case __NR_pselect6:
     case __NR_io_pgetevents: return wait_by_pair(call);
+    case __NR_io_uring_enter: return wait_in_ring(call);
     case __NR_execve:
     case __NR_execveat: return replace_program(call);
     case __NR_sigaltstack:

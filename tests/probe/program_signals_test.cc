@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <execinfo.h>
+#include <linux/io_uring.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -25,6 +26,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "tests/probe/programs.h"
 
@@ -1135,6 +1137,144 @@ TEST_CASE("disarming: an alternate stack without room for a second frame") {
   REQUIRE(the_harness().is_agent(word(reinterpret_cast<void*>(asked))));
   CHECK(asked() >= said);
   CHECK(asked() <= said + 1024);
+}
+
+namespace {
+SONDE_HOOKABLE int libraries_changed(int x) {
+  asm volatile("" ::: "memory");
+  return x + 4;
+}
+}  // namespace
+
+TEST_CASE("disarming: a forked child that loads a library") {
+  Harness& harness = engine_with_traps();
+  static bool hooked = harness.hook(reinterpret_cast<void*>(libraries_changed), kSiteLoader | kSiteSilent);
+  (void)hooked;
+  auto* session = harness.session();
+  uint64_t timeout = session->heartbeat_timeout_ticks;
+  session->heartbeat_timeout_ticks = 1000;  // no host answers here
+  static uint64_t consistent[5];  // a struct r_debug
+  uint64_t debug = std::exchange(harness.control()->loader_debug, word(consistent));
+  uint32_t before = disarmed(DisarmCause::child_loads);
+  CHECK(libraries_changed(1) == 5);
+  CHECK(trap_stands());
+  CHECK(exit_of([] {
+          if (!trap_stands()) return 1;
+          pid_t child = vfork();  // shares the memory: it is not its own to change
+          if (child == 0) _exit(libraries_changed(2) == 6 && trap_stands() ? 42 : 1);
+          int status;
+          waitpid(child, &status, 0);
+          if (status != 42 << 8 || !trap_stands()) return 2;
+          if (libraries_changed(3) != 7 || trap_stands(reinterpret_cast<void*>(trapped))) return 3;
+          return trapped(1) == 3 ? 42 : 4;
+        }) == 42);
+  CHECK(disarmed(DisarmCause::child_loads) == before + 1);
+  CHECK(trap_stands());
+  session->heartbeat_timeout_ticks = timeout;
+  harness.control()->loader_debug = debug;
+}
+
+namespace {
+// io_uring_enter by a hooked instruction: submits what stands in the ring's queue, waits for one more than that gives.
+struct Ring {
+  io_uring_params parameters{};
+  int fd = static_cast<int>(syscall(SYS_io_uring_setup, 4, &parameters));
+  char *queue = nullptr, *entries = nullptr;
+  bool map() {
+    if (fd < 0) return false;
+    auto pages = [&](uint64_t bytes, uint64_t offset) {
+      return static_cast<char*>(
+          mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset)));
+    };
+    if (!(parameters.features & IORING_FEAT_SINGLE_MMAP)) return false;
+    queue = pages(std::max<uint64_t>(parameters.sq_off.array + 4 * sizeof(uint32_t),
+                                     parameters.cq_off.cqes + parameters.cq_entries * sizeof(io_uring_cqe)),
+                  IORING_OFF_SQ_RING);
+    entries = pages(4 * sizeof(io_uring_sqe), IORING_OFF_SQES);
+    return queue != MAP_FAILED && entries != MAP_FAILED;
+  }
+  void put_nop() {
+    uint32_t& tail = *reinterpret_cast<uint32_t*>(queue + parameters.sq_off.tail);
+    reinterpret_cast<io_uring_sqe*>(entries)[tail % 4] = io_uring_sqe{};  // IORING_OP_NOP
+    reinterpret_cast<uint32_t*>(queue + parameters.sq_off.array)[tail % 4] = tail % 4;
+    __atomic_store_n(&tail, tail + 1, __ATOMIC_RELEASE);
+  }
+  void take_all() {
+    auto* tail = reinterpret_cast<uint32_t*>(queue + parameters.cq_off.tail);
+    auto* head = reinterpret_cast<uint32_t*>(queue + parameters.cq_off.head);
+    __atomic_store_n(head, __atomic_load_n(tail, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+  }
+  ~Ring() {
+    if (fd >= 0) close(fd);
+  }
+};
+}  // namespace
+
+TEST_CASE("traps: io_uring_enter waits with the mask it is given, and submits whatever comes") {
+  engine_with_traps();
+  Ring ring;
+  if (!ring.map()) {
+    MESSAGE("SKIPPED: no io_uring here");
+    return;
+  }
+  install(SIGTRAP, takes_trap);
+  uint64_t blocks = bit(SIGTRAP), nothing_blocked = 0, fd = static_cast<uint64_t>(ring.fd);
+  timespec soon{0, 20000000};
+  io_uring_getevents_arg structure{};
+  structure.sigmask = word(&nothing_blocked), structure.sigmask_sz = 8, structure.ts = word(&soon);
+  uint64_t waits = IORING_ENTER_GETEVENTS, extended = waits | IORING_ENTER_EXT_ARG;
+  for (bool by_structure : {false, true}) {
+    CAPTURE(by_structure);
+    auto enter = [&](uint64_t submit, uint64_t& mask) {
+      structure.sigmask = word(&mask);
+      uint64_t at = by_structure ? word(&structure) : word(&mask), length = by_structure ? sizeof structure : 8;
+      return result_of(ways[1], {SYS_io_uring_enter, fd, submit, 100, by_structure ? extended : waits, at, length});
+    };
+    // Held: it ends the wait, and what was to be submitted is.
+    Masked masked(bit(SIGTRAP));
+    traps_taken = 0;
+    raise(SIGTRAP);
+    CHECK(traps_taken == 0);
+    CHECK(enter(0, nothing_blocked) == -EINTR);
+    CHECK(traps_taken == 1);
+    raise(SIGTRAP);
+    ring.put_nop();
+    CHECK(enter(1, nothing_blocked) == 1);
+    CHECK(traps_taken == 2);
+    CHECK(mask_now() == bit(SIGTRAP));
+    ring.take_all();  // else no wait is interrupted
+    // Blocked by the mask alone: it comes when the wait is over. The kernel itself blocks nothing meanwhile.
+    set_mask(0);
+    static pid_t waiter;
+    static bool kernel_blocked;
+    waiter = gettid(), kernel_blocked = false;
+    pthread_t other;
+    pthread_create(
+        &other, nullptr,
+        [](void*) -> void* {
+          usleep(100000);
+          char path[64], line[256];
+          snprintf(path, sizeof path, "/proc/self/task/%d/status", waiter);
+          FILE* status = fopen(path, "r");
+          while (fgets(line, sizeof line, status))
+            if (strncmp(line, "SigBlk:", 7) == 0) kernel_blocked = strtoull(line + 7, nullptr, 16) & bit(SIGTRAP);
+          fclose(status);
+          syscall(SYS_tgkill, getpid(), waiter, SIGTRAP);
+          usleep(100000);
+          syscall(SYS_tgkill, getpid(), waiter, SIGUSR1);
+          return nullptr;
+        },
+        nullptr);
+    install(SIGUSR1, [](int, siginfo_t*, void*) { trap_info.si_signo = static_cast<int>(traps_taken); });
+    soon = {5, 0};
+    CHECK(enter(0, blocks) == -EINTR);
+    pthread_join(other, nullptr);
+    CHECK(trap_info.si_signo == SIGTRAP);  // SIGTRAP's handler came last
+    CHECK(traps_taken == 3);
+    CHECK_FALSE(kernel_blocked);
+    CHECK(mask_now() == 0);
+  }
+  signal(SIGTRAP, SIG_DFL), signal(SIGUSR1, SIG_DFL);
 }
 
 TEST_CASE("disarming: a process that asks to be traced") {
