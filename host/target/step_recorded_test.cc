@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "core/probe/handlers.h"
 #include "host/target/stepper_test.h"
 
 namespace sonde::host {
@@ -18,6 +19,7 @@ namespace fs = std::filesystem;
 constexpr const char* kProgram = R"(
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #define NOINLINE __attribute__((noinline))
 volatile int go;
@@ -32,6 +34,8 @@ __asm__(".globl calls_first; .type calls_first,@function; calls_first: .cfi_star
         ".cfi_offset %rbx,-16; call leaf; pop %rbx; .cfi_def_cfa_offset 8; ret; .cfi_endproc; .size calls_first,.-calls_first");
 static int little;
 static void handler(int s) { sink += little ? leaf(s) : recurse(1) + s; }
+// From here on nothing is recorded, and returns that are hooked already go another way.
+NOINLINE int forbids_ticks(void) { return prctl(PR_SET_TSC, PR_TSC_SIGSEGV); }
 NOINLINE void work(void) {
   sink += calls_first();
   if (little) {
@@ -41,6 +45,7 @@ NOINLINE void work(void) {
   sink += recurse(3) + (int)real(1.0, 1);
   raise(SIGUSR1);
   raise(SIGUSR2);
+  sink += forbids_ticks();
 }
 NOINLINE void done(void) { for (;;) sink++; }
 int main(int argc, char **argv) {
@@ -141,6 +146,22 @@ TEST_CASE("step: at every instruction of detours, trampolines and the hit path t
       INFO(std::string(name), ": ", seen, " of ", all.size(), " instructions seen");
       CHECK(seen == all.size());
     }
+    // One handler, so one entrance: endbr64, mov, jmp; and the common part behind all of them.
+    AddrRange entrances = stepper.function_of_agent("sonde_handlers");
+    constexpr uint64_t kStride = 16;
+    REQUIRE(entrances.size() > kHandlers * kStride);
+    auto parts = {AddrRange{entrances.begin, entrances.begin + kStride},
+                  AddrRange{entrances.begin + kHandlers * kStride, entrances.end}};
+    for (AddrRange part : parts) {
+      auto all = instructions(part, stepper.code(part));
+      REQUIRE(all.size() >= 3);
+      for (uint64_t at : all) CHECK(stepper.seen_in_agent().contains(at));
+    }
+    if (stacks) continue;
+    AddrRange without_ticks = stepper.function_of_agent("sonde_return_without_ticks");
+    auto all = instructions(without_ticks, stepper.code(without_ticks));
+    REQUIRE(all.size() == 3);
+    for (uint64_t at : all) CHECK(stepper.seen_in_agent().contains(at));
   }
 }
 
