@@ -281,7 +281,7 @@ class Recording {
     if (!target_->no_traps().empty())
       meta_.notes.push_back(fmt::format("functions that only a trap fits are not probed: {}", target_->no_traps()));
     static constexpr const char* kCauses[kDisarmCauses] = {
-        "locked itself in with seccomp", "set up a signal stack without room for a trap's signal",
+        "locked itself in with seccomp", "set up a signal stack, or one for a coroutine, without room for a trap's signal",
         "forbade itself the time stamp counter: nothing of it was recorded from then on",
         "asked to be traced (it is a debugger, or made one's child)",
         "loaded a library after a fork, where sonde does not look for its system calls"};

@@ -38,7 +38,7 @@ constexpr unsigned kLossCauses = static_cast<unsigned>(LossCause::count);
 // Why the agent took the traps out of a process by itself.
 enum class DisarmCause : uint32_t {
   seccomp = 0,      // a filter goes in, which may forbid what a trap needs
-  small_stack,      // an alternate signal stack without room for a second signal frame
+  small_stack,      // an alternate signal stack or a coroutine's without room for a (second) signal frame
   no_ticks,         // the time stamp counter is forbidden: nothing is recorded from then on
   traced,           // it asked its parent to trace it, who would see each trap
   child_loads,      // a forked child loads a library, and nobody looks whether that is safe for traps
@@ -85,6 +85,7 @@ enum SiteFlags : uint32_t {
   // resume + 2. Acts in every session state.
   kSiteSystemCall = 1024,
   kSiteLoopHead = 2048,  // a jump within the function leads to `patch`: with this site's hook in the slot it is no call
+  kSiteMakecontext = 4096,  // makecontext(), see core/probe/disarm.h
 };
 
 struct Site {

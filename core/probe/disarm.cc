@@ -1,5 +1,7 @@
 #include "core/probe/disarm.h"
 
+#include <cstddef>
+
 #include "core/native/syscall.h"
 #include "core/native/thread_pointer.h"
 #include "core/probe/alternate_stack.h"
@@ -52,14 +54,26 @@ uint64_t signal_frame_bytes() {
   return kWithoutState + (b > 512 ? b : 512);
 }
 
+namespace {
+void give_way(SignalContext* context) {
+  disarm_traps(DisarmCause::small_stack);
+  if (traps_gone()) hand_mask_over(context);  // now that there is stack to do it on
+}
+}  // namespace
+
 void mind_stack_size(uint64_t address, SignalContext* context) {
   decltype(SignalContext::stack) stack;
   if (!traps_in_use() || safe_read(address, &stack, sizeof stack) != sizeof stack) return;
   constexpr uint64_t kRefused = 2048;  // smaller than MINSIGSTKSZ: the kernel does not take it
   if (stack.flags & kStackDisabled || stack.size < kRefused) return;
-  if (stack.size >= 2 * signal_frame_bytes() + kDeepPathBytes) return;
-  disarm_traps(DisarmCause::small_stack);
-  if (traps_gone()) hand_mask_over(context);  // now that there is stack to do it on
+  if (stack.size < 2 * signal_frame_bytes() + kDeepPathBytes) give_way(context);
+}
+
+void mind_coroutine(uint64_t coroutine, SignalContext* context) {
+  decltype(SignalContext::stack) stack;
+  uint64_t at = coroutine + offsetof(SignalContext, stack);
+  if (!traps_in_use() || safe_read(at, &stack, sizeof stack) != sizeof stack) return;
+  if (stack.size < signal_frame_bytes() + kDeepPathBytes) give_way(context);
 }
 
 void forbid_ticks() {

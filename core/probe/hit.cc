@@ -6,6 +6,7 @@
 #include "core/native/ticks.h"
 #include "core/probe/alternate_stack.h"
 #include "core/probe/backtrace.h"
+#include "core/probe/disarm.h"
 #include "core/probe/handlers.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
@@ -207,14 +208,6 @@ const Site& site_of(const EntryFrame& frame) {
   sonde_leave_system_call(frame, rbp, rbx, r12, r13, r14, r15);
 }
 
-// Calls that tell the engine by their arguments what it must mind.
-[[gnu::noinline]] void argument_event(SessionHeader* session, uint32_t flags, const EntryFrame& frame) {
-  if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, frame.rdi, frame.rsi);
-  if (!(flags & kSiteSigaltstack)) return;
-  if (ThreadState* thread = this_thread(session))
-    alternate_stack_event(thread_scratch(sonde_agent_control.thread_area, thread), frame.rdi);
-}
-
 [[gnu::noinline]] void hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
                                       const SiteRegs& regs, unsigned level) {
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
@@ -274,6 +267,14 @@ SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot
 
 }  // namespace
 
+void argument_event(uint32_t flags, uint64_t first, uint64_t second, SignalContext* context) {
+  if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, first, second);
+  if (flags & kSiteMakecontext) mind_coroutine(first, context);
+  if (!(flags & kSiteSigaltstack)) return;
+  if (ThreadState* thread = this_thread(sonde_agent_control.session))
+    alternate_stack_event(thread_scratch(sonde_agent_control.thread_area, thread), first);
+}
+
 void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs) {
   // As if it had come by a detour: levels are ordered by where the hit is, and its slot is the same distance above (reclaim.cc).
   uint64_t own_sp = regs.sp - sizeof(EntryFrame);
@@ -303,7 +304,7 @@ namespace {
   SessionHeader* session = sonde_agent_control.session;
   uint32_t flags = __atomic_load_n(&site_of(*frame).flags, __ATOMIC_RELAXED);
   if (is_recording(session)) {
-    if (flags & (kSitePrctl | kSiteSyscall | kSiteSigaltstack)) argument_event(session, flags, *frame);
+    if (flags & kSitesByArguments) argument_event(flags, frame->rdi, frame->rsi, nullptr);
     hit_otherwise(session, static_cast<uint32_t>(frame->site), flags, regs, reinterpret_cast<uint64_t>(frame));
   }
   if (flags & kSiteBacktrace) divert_backtrace(frame, site_of(*frame).resume);

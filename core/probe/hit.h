@@ -11,6 +11,7 @@
 
 #include "core/event/session.h"
 #include "core/probe/entries.h"
+#include "core/probe/signal_abi.h"
 #include "core/probe/stack_capture.h"
 
 namespace sonde {
@@ -25,6 +26,10 @@ struct EntryFrame {
   uint64_t* site_sp() { return slot; }
 };
 static_assert(sizeof(EntryFrame) == 224);
+
+// Calls that tell the engine by their arguments what it must mind. context: of the trap that brought the call here, or null.
+constexpr uint32_t kSitesByArguments = kSitePrctl | kSiteSyscall | kSiteSigaltstack | kSiteMakecontext;
+__attribute__((noinline)) void argument_event(uint32_t flags, uint64_t first, uint64_t second, SignalContext* context);
 
 // One hit of a site at a function's entry by a trap, where regs.sp is the address of the return slot.
 void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs);

@@ -111,7 +111,7 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
 
 // Functions whose calls the engine itself wants to know of, with the flags of their sites: the loader tells debuggers about
 // libraries by calling an empty function, a process that ends by itself calls _exit, one that forbids itself system calls
-// comes by prctl or syscall, a small signal stack by sigaltstack, and backtraces must not show the engine.
+// comes by prctl or syscall, a small stack by sigaltstack or makecontext, and backtraces must not show the engine.
 Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, const LoadedImage& loaded) {
   std::map<uint32_t, uint32_t> found;
   auto add = [&](std::string_view name, uint32_t flag) {
@@ -130,6 +130,7 @@ Result<std::map<uint32_t, uint32_t>> Target::event_functions(Tracee& tracee, con
     add("prctl", kSitePrctl);
     add("syscall", kSiteSyscall);
     add("sigaltstack", kSiteSigaltstack);
+    add("makecontext", kSiteMakecontext);
   }
   add("_Unwind_Backtrace", kSiteBacktrace);
   return found;

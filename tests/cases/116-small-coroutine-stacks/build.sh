@@ -1,0 +1,1 @@
+gcc -O1 -g -fno-optimize-sibling-calls -Wl,-z,now -o out/case case.c
