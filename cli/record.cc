@@ -240,7 +240,7 @@ class Recording {
       }
       siginfo_t ended{};
       if (waitid(P_PID, static_cast<id_t>(target_->pid()), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid) {
-        execs.look_at_ended(exiting_.contains(target_->pid()));
+        execs.look_at_ended(exiting_.contains(target_->pid()) || ended.si_code != CLD_EXITED);
         if (std::string note = execs.note(); !note.empty()) {
           if (!options_.quiet) tell("sonde: note: {}\n", printable(note));
           meta_.notes.push_back(std::move(note));

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 namespace sonde::host {
 
@@ -43,7 +45,19 @@ std::string command_of(pid_t pid) {
 
 }  // namespace
 
-ExecWatch::ExecWatch(pid_t pid, std::string program) : pid_(pid), program_(std::move(program)), comm_(comm()) {}
+ExecWatch::ExecWatch(pid_t pid, std::string program)
+    : pid_(pid), program_(std::move(program)), comm_(comm()), stack_(stack()) {}
+
+// 0: not known. Field 28 of /proc/PID/stat, the 26th behind the name in parentheses.
+uint64_t ExecWatch::stack() const {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid_));
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  std::string field;
+  for (int i = 0; i < 26; i++) fields >> field;
+  return fields ? std::strtoull(field.c_str(), nullptr, 10) : 0;
+}
 
 std::string ExecWatch::comm() const {
   std::ifstream file(fmt::format("/proc/{}/comm", pid_));
@@ -58,7 +72,9 @@ void ExecWatch::look() {
   next_ = now + kEvery;
   std::string file = file_of(pid_);
   if (file.empty()) return;  // a zombie, or with more rights than ours
-  if (!became_ && (file == program_ || file == program_ + " (deleted)")) {
+  uint64_t stack = this->stack();
+  bool same = file == program_ || file == program_ + " (deleted)";
+  if (!became_ && same && (stack == stack_ || stack == 0 || stack_ == 0)) {
     comm_ = comm();  // programs rename their first thread
     return;
   }
@@ -67,8 +83,8 @@ void ExecWatch::look() {
   command_ = command_of(pid_);
 }
 
-void ExecWatch::look_at_ended(bool exited) {
-  if (became_ || exited) return;
+void ExecWatch::look_at_ended(bool as_itself) {
+  if (became_ || as_itself) return;
   std::string name = comm();
   if (name.empty() || name == comm_) return;
   became_ = true;

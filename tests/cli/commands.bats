@@ -116,9 +116,34 @@ P
   run -5 "$SONDE" record -o trace -- sh -c 'exec sh -c "exit 5"'
   run -0 "$SONDE" record -o trace -- sh -c 'exec true'
   [[ "$output" == *"became another one by exec (true)"* ]] || [[ "$output" == *"became another one by exec ("*"/true)"* ]]
+  cat >again <<'P'
+#!/bin/sh
+[ -z "$AGAIN" ] && AGAIN=1 exec "$0" "$@"
+sleep 0.3
+P
+  chmod +x again
+  run -0 "$SONDE" record -o trace -- ./again
+  [[ "$output" == *"became another one by exec ($(readlink -f /bin/sh))"*"sonde record -- /bin/sh ./again"* ]]
   # One that ends as what it was, also under another name.
   run -0 "$SONDE" record -o trace -- /usr/bin/python3 -c 'import time; open("/proc/self/comm", "w").write("renamed"); time.sleep(0.1)'
   [[ "$output" != *"became another"* ]]
+  cat >renamed.c <<'C'
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+int main(int argc, char** argv) {
+  (void)argv;
+  prctl(PR_SET_NAME, "renamed");
+  if (argc == 2) raise(SIGKILL);
+  if (argc == 3) _exit(0);
+  return 0;
+}
+C
+  gcc renamed.c -o renamed
+  for arguments in '' kill 'exit now'; do
+    "$SONDE" record -o trace -- ./renamed $arguments >renamed.out 2>&1 || true
+    ! grep 'became another' renamed.out || return 1
+  done
   run -0 "$SONDE" record -o trace -- bash -c '(exec true); true'
   [[ "$output" != *"became another"* ]]
 }
