@@ -237,6 +237,43 @@ TEST_CASE_TEMPLATE(
   }
 }
 
+// kStart -> by another register -> saves that register -> innermost, whose frames are usual ones: the register that the long
+// way needs is in a slot that the short way went past.
+TEST_CASE_TEMPLATE("walk: registers that usual rows do not need are there for a row that does", Isa, X86_64, Aarch64) {
+  using W = World<Isa>;
+  constexpr unsigned kOther = Isa::kSaved[1];
+  for (CfaKind kind : {CfaKind::reg_offset, CfaKind::deref_reg_offset})
+    for (ValueKind rule : {ValueKind::at_cfa, ValueKind::same, ValueKind::undefined}) {
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(static_cast<int>(rule));
+      W w;
+      const uint64_t sp = W::kStackEnd - 0x200, base = sp + 0x60,
+                     cell = sp + 0x80;  // CFA of the odd function: base + 16
+      Row odd = W::row(kOther, kind == CfaKind::reg_offset ? 16 : 0);
+      odd.cfa_kind = kind;
+      w.rows[0x400100] = W::row(Isa::kSp, 32), w.rows[0x400200] = W::row(Isa::kSp, 32), w.rows[0x400300] = odd;
+      w.rows[0x400400] = W::outermost();
+      w.rows[0x400200].saved[1] = {-24, rule};
+      w.nops(0x400100, 16);
+      w.word(sp + 24, w.call_site(0x400240)), w.word(sp + 56, w.call_site(0x400340));
+      w.word(base + 8, w.call_site(0x400440)), w.word(cell, base + 16);
+      const uint64_t held = kind == CfaKind::reg_offset ? base : cell;
+      w.word(sp + 64 - 24, held);
+      w.at(0x400104, sp, sp + 64);
+      // What the innermost frame has in it would do as well, but is wrong.
+      w.word(base + 0x28, w.call_site(0x400440)), w.word(cell + 0x20, base + 0x30);
+      w.start.regs.set(kOther, rule == ValueKind::same ? held : held + 0x20);
+      auto truth = w.walk();
+      CHECK(truth.result.whole() == (rule != ValueKind::undefined));
+      RowCache cache;
+      for (int i = 0; i < 3; i++) CHECK(same<Isa>(w.walk(&cache), truth));
+      // Also if only the decoded row is still known.
+      for (auto& way : cache.references)
+        for (uint64_t& word : way) word = 0;
+      CHECK(same<Isa>(w.walk(&cache), truth));
+    }
+}
+
 TEST_CASE(
     "row cache: two pcs of one set live together, a third takes the older one's place, and each says whose it is") {
   RowCache cache;
