@@ -65,6 +65,15 @@ CODE
   "$SONDE" report trace | grep -q 'refused: 1 the code in memory differs from the file'
 }
 
+@test "a jump off a small alternate stack, with every function of every image probed" {
+  gcc -O1 -pthread -Wl,-z,now -fno-optimize-sibling-calls \
+    "$BATS_TEST_DIRNAME/../cases/115-jump-off-a-small-alternate-stack/case.c" -o jumps
+  same_as_untraced -f '*:*' -- ./jumps 200 jump
+  same_as_untraced -f '*:*' -- ./jumps 200 return
+  same_as_untraced -s -f '*:*' -- ./jumps 250 jump
+  same_as_untraced --sum -f '*:*' -- ./jumps 200 jump
+}
+
 @test "a stack per hit does not overflow a small alternate stack" {
   gcc -O1 -pthread "$BATS_TEST_DIRNAME/../cases/113-small-alternate-stack/case.c" -o small
   same_as_untraced -s -- ./small
