@@ -8,6 +8,8 @@
 namespace sonde {
 namespace {
 
+uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
 // Whether the recorder is worth waiting for: it beats, or has not been silent for long. Only silence that the waiting
 // thread has seen with its own eyes counts, in steps that are cut to a quarter of the limit, and at most three
 // quarters of it from before: a machine that stood still as a whole has a right to its next heartbeat.
@@ -32,8 +34,6 @@ class Watch {
   }
 
  private:
-  static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
   SessionHeader* session_;
   uint64_t beat_ = 0, last_ = 0, silent_ = 0;
 };
@@ -69,6 +69,7 @@ RingHeader* ring_take(SessionHeader* session, uint32_t pid, uint32_t tid, uint64
     ring->pid = pid;
     ring->tid = tid;
     ring->thread_pointer = thread_pointer;
+    ring->mask = session->ring_bytes - 1;
     // Last: what tells the recorder that the identity is complete.
     __atomic_store_n(&ring->taken_ticks, ticks(), __ATOMIC_RELEASE);
     raise_to(&session->rings_taken, i + 1);
@@ -97,9 +98,10 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
     uint64_t hole = position + bytes > size ? size - position : 0;
     uint64_t end = at + hole + bytes;
     uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
-    __atomic_store_n(&ring->cached_head, head, __ATOMIC_RELAXED);
     if (end - head <= size) {
       if (!local_compare_exchange(&ring->reserve, &at, end)) continue;
+      // A handler that came meanwhile may have set it farther: what is stored here is still true, only sooner reached.
+      __atomic_store_n(&ring->limit, least((end | (size - 1)) + 1, head + size), __ATOMIC_RELAXED);
       uint64_t* data = ring_data(ring);
       if (hole) data[position / 8] = record_word(RecordType::hole, 0, 0, static_cast<uint32_t>(hole / 8));
       result = {data + ((position + hole) & (size - 1)) / 8, at};

@@ -42,12 +42,10 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
 // Room for `words` contiguous 64-bit words (a hole fills the end of the ring if the record would wrap).
 // Every successful reservation must be committed, or marked by ring_abandon, before the next outermost one.
 inline Reservation ring_reserve(SessionHeader* session, RingHeader* ring, uint32_t site, uint32_t words) {
-  uint64_t size = session->ring_bytes, bytes = uint64_t{words} * 8;
-  uint64_t at = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), position = at & (size - 1);
-  uint64_t used = at + bytes - __atomic_load_n(&ring->cached_head, __ATOMIC_RELAXED);
-  if (__builtin_expect((position + bytes <= size) & (used <= size), 1) &&
-      __builtin_expect(local_compare_exchange(&ring->reserve, &at, at + bytes), 1))
-    return {ring_data(ring) + position / 8, at};
+  uint64_t at = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), end = at + uint64_t{words} * 8;
+  if (__builtin_expect(end <= __atomic_load_n(&ring->limit, __ATOMIC_RELAXED), 1) &&
+      __builtin_expect(local_compare_exchange(&ring->reserve, &at, end), 1))
+    return {ring_data(ring) + (at & ring->mask) / 8, at};
   return ring_reserve_slow(session, ring, site, words);
 }
 

@@ -3,7 +3,7 @@
 // copies, then checks. The target may die at any instruction; nothing recorded before is lost.
 //
 //   0                 SessionHeader        (one page)
-//   sites_offset      Site[kMaxSites]          written by the host, read by the target
+//   kSitesOffset      Site[kMaxSites]          written by the host, read by the target
 //   counters_offset   SiteCounters[kMaxSites]  written by the target
 //   rings_offset      ring_count x { RingHeader (one page), ring_bytes of records }
 //
@@ -19,6 +19,7 @@ namespace sonde {
 
 constexpr uint64_t kSessionMagic = 0x31303045444e4f53;  // "SONDE001"
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSitesOffset = kPage;
 
 enum class SessionState : uint32_t { preparing = 0, recording = 1, stopped = 2 };
 enum class FullPolicy : uint32_t { wait = 0, drop = 1, sum = 2 };
@@ -49,7 +50,8 @@ constexpr unsigned kDisarmCauses = static_cast<unsigned>(DisarmCause::count);
 struct SessionHeader {
   uint64_t magic;
   uint64_t size;  // of the whole mapping
-  uint64_t sites_offset, counters_offset, rings_offset;
+  uint64_t sites_offset;  // kSitesOffset
+  uint64_t counters_offset, rings_offset;
   uint64_t ring_bytes;  // a power of two
   uint32_t ring_count;
   FullPolicy policy;
@@ -84,16 +86,17 @@ enum SiteFlags : uint32_t {
   // `patch` is a system call instruction, `resume` its two-byte copy: the agent may carry the call out itself and go on at
   // resume + 2. Acts in every session state.
   kSiteSystemCall = 1024,
-  kSiteLoopHead = 2048,  // a jump within the function leads to `patch`: with this site's hook in the slot it is no call
   kSiteMakecontext = 4096,  // makecontext(), see core/probe/disarm.h
 };
+
+constexpr uint32_t kUsualSite = kSiteEnabled | kSiteHijack;  // what the usual paths in core/native serve
 
 struct Site {
   uint64_t function;  // address of the function's entry in the target (before a landing pad)
   uint64_t patch;     // address of the first patched byte
   uint64_t resume;    // where execution goes on after the hit: the displaced instructions' copy
   uint32_t flags;     // SiteFlags
-  uint32_t reserved;
+  uint32_t loop_head;  // 1: a jump within the function leads to `patch`: with this site's hook in the slot it is no call
 };
 static_assert(sizeof(Site) == 32);
 
@@ -116,7 +119,8 @@ struct RingHeader {
   alignas(64) uint64_t tail;  // bytes published, written by the producer
   uint64_t reserve;           // bytes reserved (>= tail); the producer's own
   uint64_t nested;            // records committed but not published, above an uncommitted one; the producer's own
-  uint64_t cached_head;       // the producer's last look at head
+  uint64_t limit;             // up to here `reserve` may go without another look at head or at the ring's end
+  uint64_t mask;              // size of the records' space - 1
   uint64_t gone_beat;         // the recorder's heartbeat with which it was found gone; the producer's own
 
   alignas(64) uint64_t calls;  // calls entered and hooked; in flight = calls - call records - lost_calls
@@ -135,7 +139,7 @@ inline uint64_t* ring_data(RingHeader* ring) {
   return reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(ring) + kPage);
 }
 inline Site* session_sites(SessionHeader* session) {
-  return reinterpret_cast<Site*>(reinterpret_cast<char*>(session) + session->sites_offset);
+  return reinterpret_cast<Site*>(reinterpret_cast<char*>(session) + kSitesOffset);
 }
 inline SiteCounters* session_counters(SessionHeader* session) {
   return reinterpret_cast<SiteCounters*>(reinterpret_cast<char*>(session) + session->counters_offset);

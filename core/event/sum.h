@@ -139,8 +139,8 @@ constexpr uint64_t sum_reach(const SumPosition& at) { return at.base ? kSumOther
 // is there now is not its trampoline. Only that stack is surely there to be read.
 inline bool sum_is_left(const SumArea* area, const SumPosition& at) {
   if (!area->trampolines || at.base || !at.call) return false;
-  return __atomic_load_n(reinterpret_cast<const uint64_t*>(at.slot), __ATOMIC_RELAXED) !=
-         area->trampolines + uint64_t{at.call - 1} * kTrampolineStride;
+  uint64_t word = __atomic_load_n(reinterpret_cast<const uint64_t*>(at.slot), __ATOMIC_RELAXED);
+  return !is_trampoline_of(area->trampolines, at.call - 1, word);
 }
 
 // Where a call belongs: its caller as `top` will be again, the caller's node, and its stack.

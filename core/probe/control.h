@@ -64,8 +64,6 @@ struct AgentControl {
   const TrapTable* traps;  // null: no trap sites
   KernelSigaction program_trap;  // what the program itself wants done with SIGTRAP
 };
-constexpr uint64_t kControlFlagsOffset = 48;  // for sonde_return_common
-static_assert(offsetof(AgentControl, flags) == kControlFlagsOffset);
 
 // Names of the agent's objects for the host.
 //   sonde_agent_control   AgentControl
@@ -75,7 +73,7 @@ static_assert(offsetof(AgentControl, flags) == kControlFlagsOffset);
 //   sonde_trampolines     code: kTrampolines x kTrampolineStride bytes
 //   sonde_return_common   code: where return trampolines jump to
 //   sonde_landing_pad     code: where unwinding enters hooked frames
-//   sonde_entries         ReturnEntry[kTrampolines], same stride; sonde_activations: what else is known of each
+//   sonde_entries         ReturnEntry[kTrampolines], same stride; sonde_calls, sonde_owners: what else is known of each (entries.h)
 //   sonde_sum_calls       SumCall[kTrampolines] (core/event/sum.h), with FullPolicy::sum
 //   sonde_fresh_entries   uint32_t, entries from there on have never been used
 extern "C" {

@@ -15,10 +15,20 @@
 namespace sonde {
 
 extern "C" {
-__attribute__((used, section(".bss.sonde_entries"))) ReturnEntry sonde_entries[kTrampolines];  // agent/layout.ld
-__attribute__((used)) Activation sonde_activations[kTrampolines];
+// Their places: agent/layout.ld.
+__attribute__((used, section(".bss.sonde_entries"))) ReturnEntry sonde_entries[kTrampolines];
+__attribute__((used, section(".bss.sonde_calls"))) ActiveCall sonde_calls[kTrampolines];
+__attribute__((used, section(".bss.sonde_owners"))) Ownership sonde_owners[kTrampolines];
+__attribute__((used, section(".bss.sonde_targets"))) EntryTarget sonde_targets[kTrampolines];
+ActivationNotes sonde_notes[kTrampolines];
 uint32_t sonde_fresh_entries;  // entries [sonde_fresh_entries, kTrampolines) have never been taken
 }
+
+constinit const ThreadState no_usual_thread = [] {
+  ThreadState none{};
+  none.usual_key = ~uint64_t{0};  // no thread pointer is that
+  return none;
+}();
 
 namespace {
 
@@ -26,11 +36,12 @@ uint64_t common_entries;  // as ThreadState::free_entries, shared by all threads
 
 uint32_t pop_common() {
   uint64_t head = __atomic_load_n(&common_entries, __ATOMIC_ACQUIRE);
-  while (uint32_t first = static_cast<uint32_t>(head)) {
-    uint32_t next = __atomic_load_n(&sonde_activations[first - 1].link, __ATOMIC_RELAXED);
-    if (__atomic_compare_exchange_n(&common_entries, &head, ((head >> 32) + 1) << 32 | next, true, __ATOMIC_ACQUIRE,
+  while (uint32_t first = list_first(head)) {
+    uint32_t index = first / kTrampolineStride - 1;
+    uint32_t link = __atomic_load_n(&sonde_calls[index].link, __ATOMIC_RELAXED);
+    if (__atomic_compare_exchange_n(&common_entries, &head, list_without(head, link), true, __ATOMIC_ACQUIRE,
                                     __ATOMIC_ACQUIRE))
-      return first - 1;
+      return index;
   }
   return kNoEntry;
 }
@@ -47,18 +58,36 @@ uint32_t take_fresh() {
 
 void entry_give_common(uint32_t index) {
   uint64_t head = __atomic_load_n(&common_entries, __ATOMIC_RELAXED);
-  do __atomic_store_n(&sonde_activations[index].link, static_cast<uint32_t>(head), __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(&common_entries, &head, ((head >> 32) + 1) << 32 | (index + 1), true,
-                                      __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+  uint32_t number = list_number(index);
+  __atomic_store_n(&sonde_owners[index].owner, 0, __ATOMIC_RELAXED);
+  do __atomic_store_n(&sonde_calls[index].link, list_first(head) - number, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(&common_entries, &head, list_with(head, number), true, __ATOMIC_RELEASE,
+                                      __ATOMIC_RELAXED));
 }
 
+namespace {
+
+// Entries that other threads have ended are still counted here; its own list is empty.
+void count_held(ThreadState* thread) {
+  constexpr uint32_t kOften = 4096;  // a look at all costs a thousand takes
+  if (++thread->takes % kOften) return;
+  uint32_t held = 0;
+  for (const Ownership& o : sonde_owners)
+    held += o.state == EntryState::in_use && (o.owner & ~kHandlerOwner) == thread->tid;
+  thread->held_entries = held;
+}
+
+}  // namespace
+
 uint32_t entry_take_slow(SessionHeader* session, ThreadState* thread, bool may_reclaim) {
+  if (holds_many(thread)) count_held(thread);
   uint32_t index = pop_common();
   if (index == kNoEntry) index = take_fresh();
   if (index == kNoEntry && may_reclaim && reclaim_entries(session, thread)) {
     index = entry_pop(&thread->free_entries);
     if (index == kNoEntry) index = pop_common();
   }
+  if (index != kNoEntry) thread->held_entries++;
   return index;
 }
 

@@ -30,7 +30,7 @@ uint64_t find_entrance(uint64_t handler) {
   return 0;
 }
 
-// What is to be done after a handler, in Activation::reserved beside the place's sp_adjust.
+// What is to be done after a handler, in ActivationNotes::afterwards beside the place's sp_adjust.
 constexpr uint32_t kInDetourThen = 1u << 16, kMaskThen = 1u << 17, kWindowThen = 1u << 18;
 
 struct Afterwards {
@@ -47,14 +47,9 @@ bool hook_return(uint64_t* slot, const Afterwards& afterwards) {
   uint32_t index = entry_take(session, thread, false);
   if (index == kNoEntry) return false;
   sonde_entries[index] = {*slot, reinterpret_cast<uint64_t>(slot)};
-  Activation& activation = sonde_activations[index];
-  activation.site = kNoSite;
-  activation.link = activation.chain = 0;
-  activation.owner = thread->tid | kHandlerOwner;
-  activation.resume = afterwards.place.pc;
-  activation.reserved = afterwards.flags | static_cast<uint16_t>(afterwards.place.sp_adjust);
-  activation.entry_ticks = ticks();
-  activation.state = EntryState::in_use;
+  sonde_notes[index] = {0, afterwards.flags | static_cast<uint16_t>(afterwards.place.sp_adjust), afterwards.place.pc};
+  sonde_calls[index] = {ticks(), kNoSite, 0};
+  sonde_owners[index] = {&no_usual_thread, thread->tid | kHandlerOwner, EntryState::in_use};
   __atomic_signal_fence(__ATOMIC_SEQ_CST);  // complete before the slot names it
   __atomic_store_n(slot, trampoline_address(index), __ATOMIC_RELAXED);
   return true;
@@ -89,13 +84,13 @@ void unwrap_action(KernelSigaction* action) {
 }
 
 void handler_returned(uint32_t entry) {
-  const Activation& activation = sonde_activations[entry];
+  const ActivationNotes& notes = sonde_notes[entry];
   auto* context = reinterpret_cast<SignalContext*>(sonde_entries[entry].slot + 8);
-  if (activation.reserved & kInDetourThen) {
-    DetourPlace place = find_detour_place(activation.resume);
+  if (notes.afterwards & kInDetourThen) {
+    DetourPlace place = find_detour_place(notes.resume);
     if (place.pc) back_to_detour(place, context);
   }
-  if (activation.reserved & kMaskThen && traps_in_use()) leave_handler(context, activation.reserved & kWindowThen);
+  if (notes.afterwards & kMaskThen && traps_in_use()) leave_handler(context, notes.afterwards & kWindowThen);
 }
 
 extern "C" uint64_t sonde_on_signal(uint64_t handler, SignalInfo* info, SignalContext* context, uint64_t* slot) {

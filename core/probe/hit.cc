@@ -41,16 +41,17 @@ constexpr uint32_t kRingRetryHits = 4096;
 [[gnu::noinline]] bool take_ring_late(SessionHeader* session, ThreadState* thread, uint32_t site) {
   if (++thread->ring_retry % kRingRetryHits == 0)
     thread->ring = ring_take(session, thread->pid, thread->tid, thread->key);
+  if (thread->ring) allow_usual_path(session, thread);
   if (!thread->ring) count_loss(session, nullptr, site, LossCause::no_ring);
   return thread->ring;
 }
 
 // Leaves the record of a call that ends; `--sum`: counts it in the thread's tree.
 SONDE_HOT void record_end(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
-  const Activation& activation = sonde_activations[index];
-  if (__builtin_expect(!thread->ring, 0)) return count_loss(session, nullptr, activation.site, LossCause::no_ring);
+  const ActiveCall& call = sonde_calls[index];
+  if (__builtin_expect(!thread->ring, 0)) return count_loss(session, nullptr, call.site, LossCause::no_ring);
   if (__builtin_expect(is_summing(session), 0)) return sum_call_ends(session, thread, index, kind, now);
-  ring_write_call(session, thread->ring, activation.site, kind, sonde_entries[index].slot, activation.entry_ticks, now);
+  ring_write_call(session, thread->ring, call.site, kind, sonde_entries[index].slot, call.entry_ticks, now);
 }
 
 // The hit will have a return entry: counts it, before its slot is hijacked.
@@ -69,13 +70,13 @@ void record_entry(SessionHeader* session, ThreadState* thread, uint32_t site, ui
 // Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
 SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind,
                               uint64_t now) {
-  Activation& activation = sonde_activations[index];
-  if (thread && activation.owner == thread->tid) {
-    if (activation.state != EntryState::in_use) return false;
-    activation.state = EntryState::free;
+  Ownership& ownership = sonde_owners[index];
+  if (thread && ownership.owner == thread->tid) {
+    if (ownership.state != EntryState::in_use) return false;
+    ownership.state = EntryState::free;
   } else if (!entry_claim(index)) {
     return false;
-  } else if (__builtin_expect(activation.site == kNoSite, 0)) {
+  } else if (__builtin_expect(sonde_calls[index].site == kNoSite, 0)) {
     if (kind == ExitKind::returned) handler_returned(index);
     entry_give(thread, index);
     return true;
@@ -88,11 +89,11 @@ SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint3
 // Ends the activation and those that left the slot to it by tail calls, innermost first.
 SONDE_HOT void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
   for (;;) {
-    uint32_t link = sonde_activations[index].link, chain = sonde_activations[index].chain;
+    uint32_t link = sonde_calls[index].link, chain = entry_chain(index);
     uint64_t slot = sonde_entries[index].slot;
     if (!end_activation(session, thread, index, kind, now) || __builtin_expect(!link, 1)) return;
     index = link - 1;
-    if (sonde_entries[index].slot != slot || sonde_activations[index].chain + 1 != chain) return;
+    if (sonde_entries[index].slot != slot || entry_chain(index) + 1 != chain) return;
   }
 }
 
@@ -103,20 +104,22 @@ SONDE_HOT void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind
   end_chain(session, thread, index, kind, now);
 }
 
-SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, uint32_t owner,
-                                    uint32_t link, uint32_t chain) {
+// link: index + 1 of the older activation on the slot, or 0.
+SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real, uint64_t* slot, ThreadState* thread,
+                                    uint32_t link) {
   sonde_entries[index] = {real, reinterpret_cast<uint64_t>(slot)};
-  Activation& activation = sonde_activations[index];
-  activation.site = site;
-  activation.link = link;
-  activation.chain = chain;
-  activation.owner = owner;
-  activation.state = EntryState::in_use;
-  uint64_t now = activation.entry_ticks = ticks();
+  if (link) sonde_notes[index].chain = entry_chain(link - 1) + 1;
+  bool usual = !link && !holds_many(thread);
+  sonde_owners[index] = {usual ? thread : &no_usual_thread, thread->tid, EntryState::in_use};
+  uint64_t now = ticks();
+  sonde_calls[index] = {now, site, link};
   __atomic_signal_fence(__ATOMIC_SEQ_CST);  // complete before the slot names it
   __atomic_store_n(slot, trampoline_address(index), __ATOMIC_RELAXED);
   return now;
 }
+
+// A loop may jump to the patch while words below sp are in use, which entering through the trampoline would overwrite.
+bool enters_by_jump(SessionHeader* session, uint32_t site) { return session_sites(session)[site].loop_head; }
 
 // The slot holds a trampoline already: its function was left by a tail call (a jump), and both share the return. The new
 // activation knows the real address, so that unwinders need one step; the older ones hang on its link. When the chain has
@@ -124,18 +127,17 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
 [[gnu::noinline]] uint64_t hijack_shared(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot,
                                          bool may_reclaim) {
   uint32_t older = trampoline_index(*slot);
-  Activation& previous = sonde_activations[older];
+  ActiveCall& previous = sonde_calls[older];
   // Round the loop. A function that jumps to its own entry as a tail call cannot be told from one that loops to it.
-  bool loop = previous.site == site && session_sites(session)[site].flags & kSiteLoopHead;
-  if (loop && previous.state == EntryState::in_use) return 0;
+  bool loop = previous.site == site && session_sites(session)[site].loop_head;
+  bool shared = sonde_owners[older].state == EntryState::in_use, is_call = previous.site != kNoSite;
+  if (loop && shared) return 0;
   uint64_t real = sonde_entries[older].real;
-  bool shared = previous.state == EntryState::in_use, is_call = previous.site != kNoSite;
-  uint32_t index = shared && previous.chain >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
+  uint32_t index = shared && entry_chain(older) >= kMaxTailChain ? kNoEntry : entry_take(session, thread, may_reclaim);
   uint64_t now = 0;
   if (index != kNoEntry) {
     record_begin(session, thread, index, site, slot, shared);
-    now =
-        begin_activation(index, site, real, slot, thread->tid, shared ? older + 1 : 0, shared ? previous.chain + 1 : 0);
+    now = begin_activation(index, site, real, slot, thread, shared ? older + 1 : 0);
   } else if (shared && is_call) {
     now = ticks();
     record_end(session, thread, older, ExitKind::returned, now);
@@ -149,18 +151,22 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
   return now;
 }
 
-// Ticks of the entry; 0 if the return could not be hooked.
-SONDE_HOT uint64_t hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot,
-                          bool may_reclaim) {
+struct Hijack {
+  uint64_t ticks = 0;  // of the entry; 0 if the return could not be hooked
+  uint64_t trampoline = 0;  // that the function is to be entered through; 0: by a jump
+};
+
+SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t* slot, bool may_reclaim) {
   uint64_t real = __atomic_load_n(slot, __ATOMIC_RELAXED);
-  if (__builtin_expect(is_trampoline(real), 0)) return hijack_shared(session, thread, site, slot, may_reclaim);
+  if (__builtin_expect(is_trampoline(real), 0)) return {hijack_shared(session, thread, site, slot, may_reclaim), 0};
   uint32_t index = entry_take(session, thread, may_reclaim);
   if (__builtin_expect(index == kNoEntry, 0)) {
     count_loss(session, thread->ring, site, LossCause::no_return_entry);
-    return 0;
+    return {};
   }
   record_begin(session, thread, index, site, slot, false);
-  return begin_activation(index, site, real, slot, thread->tid, 0, 0);
+  uint64_t now = begin_activation(index, site, real, slot, thread, 0);
+  return {now, enters_by_jump(session, site) ? 0 : trampoline_address(index)};
 }
 
 void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
@@ -208,17 +214,19 @@ const Site& site_of(const EntryFrame& frame) {
   sonde_leave_system_call(frame, rbp, rbx, r12, r13, r14, r15);
 }
 
-[[gnu::noinline]] void hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
+// The hits' functions return Hijack::trampoline.
+[[gnu::noinline]] uint64_t hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
                                       const SiteRegs& regs, unsigned level) {
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   // Walked before the slot is changed and the clock is read: the walk is not part of the call's time.
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
   bool room = has_room(scratch, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
   auto frames = room ? capture_stack(scratch, level, regs) : site_alone(scratch, level, regs);
-  uint64_t now = 0;
-  if (flags & kSiteHijack) now = hijack(session, thread, site, slot, level == 0);
-  else record_entry(session, thread, site, regs.sp, now = ticks());
-  if (now && !frames.empty()) write_stack(session, thread, site, now, frames);
+  Hijack hooked;
+  if (flags & kSiteHijack) hooked = hijack(session, thread, site, slot, level == 0);
+  else record_entry(session, thread, site, regs.sp, hooked.ticks = ticks());
+  if (hooked.ticks && !frames.empty()) write_stack(session, thread, site, hooked.ticks, frames);
+  return hooked.trampoline;
 }
 
 // What every hit needs before it may record: a thread state with a ring.
@@ -236,33 +244,40 @@ SONDE_HOT bool may_sum(ThreadState* thread, uint64_t own_sp) {
   return has_room(thread_scratch(sonde_agent_control.thread_area, thread), own_sp, kSumPathBytes);
 }
 
-[[gnu::noinline]] void hit_otherwise(SessionHeader* session, uint32_t number, uint32_t flags, const SiteRegs& regs,
-                                     uint64_t own_sp) {
-  if (!(flags & kSiteEnabled)) return;
-  if (flags & (kSiteLoader | kSiteExit | kSiteSilent) && !engine_event(session, this_thread(session), flags)) return;
-  ThreadState* thread = recording_thread(session, number);
-  if (!thread) return;
-  Guard guard(session, thread, own_sp);
-  if (guard.level() == kMaxContextLevels) return count_loss(session, thread->ring, number, LossCause::nesting);
-  if (__builtin_expect(is_summing(session), 0) && !may_sum(thread, own_sp))
-    return count_loss(session, thread->ring, number, LossCause::no_stack);
-  auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
-  if (flags & kSiteStack) hit_with_stack(session, thread, number, flags, regs, guard.level());
-  else if (flags & kSiteHijack) hijack(session, thread, number, slot, guard.level() == 0);
-  else record_entry(session, thread, number, regs.sp, ticks());
+// False: the hit is lost, and counted.
+SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t site, const Guard& guard, uint64_t own_sp) {
+  LossCause cause = LossCause::nesting;
+  if (__builtin_expect(guard.level() != kMaxContextLevels, 1)) {
+    if (__builtin_expect(!is_summing(session), 1)) return true;
+    if (may_sum(thread, own_sp)) return true;
+    cause = LossCause::no_stack;
+  }
+  count_loss(session, thread->ring, site, cause);
+  return false;
 }
 
-constexpr uint32_t kUsual = kSiteEnabled | kSiteHijack, kUsualLoop = kUsual | kSiteLoopHead;
-
-SONDE_HOT void hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot, uint64_t own_sp) {
+[[gnu::noinline]] uint64_t hit_otherwise(SessionHeader* session, uint32_t number, uint32_t flags, const SiteRegs& regs,
+                                         uint64_t own_sp) {
+  if (!(flags & kSiteEnabled)) return 0;
+  if (flags & (kSiteLoader | kSiteExit | kSiteSilent) && !engine_event(session, this_thread(session), flags)) return 0;
   ThreadState* thread = recording_thread(session, number);
-  if (__builtin_expect(!thread, 0)) return;
+  if (!thread) return 0;
   Guard guard(session, thread, own_sp);
-  if (__builtin_expect(guard.level() == kMaxContextLevels, 0))
-    return count_loss(session, thread->ring, number, LossCause::nesting);
-  if (__builtin_expect(is_summing(session), 0) && !may_sum(thread, own_sp))
-    return count_loss(session, thread->ring, number, LossCause::no_stack);
-  hijack(session, thread, number, slot, guard.level() == 0);
+  if (!may_record(session, thread, number, guard, own_sp)) return 0;
+  auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
+  if (flags & kSiteStack) return hit_with_stack(session, thread, number, flags, regs, guard.level());
+  if (flags & kSiteHijack) return hijack(session, thread, number, slot, guard.level() == 0).trampoline;
+  record_entry(session, thread, number, regs.sp, ticks());
+  return 0;
+}
+
+
+SONDE_HOT uint64_t hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot, uint64_t own_sp) {
+  ThreadState* thread = recording_thread(session, number);
+  if (__builtin_expect(!thread, 0)) return 0;
+  Guard guard(session, thread, own_sp);
+  if (__builtin_expect(!may_record(session, thread, number, guard, own_sp), 0)) return 0;
+  return hijack(session, thread, number, slot, guard.level() == 0).trampoline;
 }
 
 }  // namespace
@@ -284,36 +299,40 @@ void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs) {
     if (!room) return count_loss(session, thread->ring, number, LossCause::no_stack);
   }
   uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
-  if ((flags | kSiteLoopHead) == kUsualLoop) hit_usual(session, number, reinterpret_cast<uint64_t*>(regs.sp), own_sp);
+  if (flags == kUsualSite) hit_usual(session, number, reinterpret_cast<uint64_t*>(regs.sp), own_sp);
   else hit_otherwise(session, number, flags, regs, own_sp);
 }
 
 namespace {
 
 // A system call instruction is about to run.
-[[gnu::noinline]] void enter_system_call(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
-                                         uint64_t r14, uint64_t r15) {
-  if (!is_minded(frame->rax)) return;
-  if (is_mask_call(frame->rax) && traps_gone()) return hand_mask_over(nullptr);
+[[gnu::noinline]] uint64_t enter_system_call(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                             uint64_t r14, uint64_t r15) {
+  if (!is_minded(frame->rax)) return 0;
+  if (is_mask_call(frame->rax) && traps_gone()) return hand_mask_over(nullptr), 0;
   carry_out(frame, rbp, rbx, r12, r13, r14, r15);
+  return 0;
 }
 
-[[gnu::noinline]] void enter_rarely(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
-                                    uint64_t r14, uint64_t r15) {
+[[gnu::noinline]] uint64_t enter_rarely(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                        uint64_t r14, uint64_t r15) {
+  uint64_t trampoline = 0;
   SiteRegs regs{site_of(*frame).patch, reinterpret_cast<uint64_t>(frame->slot), rbp, rbx, r12, r13, r14, r15};
   SessionHeader* session = sonde_agent_control.session;
   uint32_t flags = __atomic_load_n(&site_of(*frame).flags, __ATOMIC_RELAXED);
   if (is_recording(session)) {
     if (flags & kSitesByArguments) argument_event(flags, frame->rdi, frame->rsi, nullptr);
-    hit_otherwise(session, static_cast<uint32_t>(frame->site), flags, regs, reinterpret_cast<uint64_t>(frame));
+    trampoline = hit_otherwise(session, static_cast<uint32_t>(frame->site), flags, regs, reinterpret_cast<uint64_t>(frame));
   }
-  if (flags & kSiteBacktrace) divert_backtrace(frame, site_of(*frame).resume);
+  if (!(flags & kSiteBacktrace)) return trampoline;
+  divert_backtrace(frame, site_of(*frame).resume);
+  return 0;
 }
 
 // What is not usual. Like the two above it has sonde_on_entry's arguments and is jumped to: the hit path's frame is no part of
 // what they need, and at a system call in a signal handler there may be little stack.
-[[gnu::noinline]] void enter_otherwise(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
-                                       uint64_t r14, uint64_t r15) {
+[[gnu::noinline]] uint64_t enter_otherwise(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                           uint64_t r14, uint64_t r15) {
   bool is_call = __atomic_load_n(&site_of(*frame).flags, __ATOMIC_RELAXED) & kSiteSystemCall;
   return (is_call ? enter_system_call : enter_rarely)(frame, rbp, rbx, r12, r13, r14, r15);
 }
@@ -322,27 +341,30 @@ namespace {
 
 extern "C" {
 
-void sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13, uint64_t r14,
-                    uint64_t r15) {
+uint64_t sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13, uint64_t r14,
+                        uint64_t r15) {
   SessionHeader* session = sonde_agent_control.session;
-  if (__builtin_expect(!session, 0)) return;
+  if (__builtin_expect(!session, 0)) return 0;
   uint32_t number = static_cast<uint32_t>(frame->site);
   uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
-  if (__builtin_expect((flags | kSiteLoopHead) != kUsualLoop, 0))
-    return enter_otherwise(frame, rbp, rbx, r12, r13, r14, r15);
-  if (__builtin_expect(is_recording(session), 1))
-    hit_usual(session, number, frame->slot, reinterpret_cast<uint64_t>(frame));
+  if (__builtin_expect(flags != kUsualSite, 0)) return enter_otherwise(frame, rbp, rbx, r12, r13, r14, r15);
+  if (__builtin_expect(!is_recording(session), 0)) return 0;
+  return hit_usual(session, number, frame->slot, reinterpret_cast<uint64_t>(frame));
 }
 
-void sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp) {
+uint64_t sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp) {
   SessionHeader* session = sonde_agent_control.session;
-  end_guarded(session, trampoline_index(trampoline), ExitKind::returned, now, own_sp);
+  uint32_t index = trampoline_index(trampoline);
+  const ActiveCall& call = sonde_calls[index];
+  bool by_jump = call.link || call.site == kNoSite || enters_by_jump(session, call.site);
+  end_guarded(session, index, ExitKind::returned, now, own_sp);
+  return by_jump;
 }
 
 uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp) {
   uint64_t now = sonde_agent_control.flags & kControlNoTicks ? 0 : ticks();
   uint32_t index = static_cast<uint32_t>(entry - sonde_entries);
-  uint64_t resume = sonde_activations[index].resume;
+  uint64_t resume = sonde_notes[index].resume;
   end_guarded(sonde_agent_control.session, index, ExitKind::unwound, now, own_sp);
   return resume;
 }

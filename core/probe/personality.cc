@@ -73,7 +73,7 @@ extern "C" __attribute__((visibility("hidden"))) int sonde_personality(int versi
   uint64_t pc = reinterpret_cast<GetIp>(unwinder->get_ip)(context);
   if (!is_trampoline(pc)) return kContinueUnwind;
   uint32_t index = trampoline_index(pc);
-  sonde_activations[index].resume = unwinder->resume;
+  sonde_notes[index].resume = unwinder->resume;
   auto set_gr = reinterpret_cast<SetGr>(unwinder->set_gr);
   set_gr(context, 0, reinterpret_cast<uint64_t>(exception));
   set_gr(context, 1, reinterpret_cast<uint64_t>(&sonde_entries[index]));

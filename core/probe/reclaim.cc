@@ -37,7 +37,7 @@ bool is_chained(uint64_t word, uint32_t index) {
   uint32_t at = trampoline_index(word) + 1;
   for (uint32_t i = 0; at && i <= kMaxTailChain; i++) {
     if (at - 1 == index) return true;
-    at = sonde_activations[at - 1].link;
+    at = sonde_calls[at - 1].link;
   }
   return false;
 }
@@ -79,7 +79,8 @@ class Owners {
 // since the activation was left. Else the pool would never recover from jumps away from one and the same call: once it is
 // empty the call is not hooked, and its slot holds what all of them call the real address.
 bool is_suspect(uint64_t word, uint32_t index, AddrRange own) {
-  if (word == trampoline_address(index) || is_chained(word, index)) return false;
+  uint64_t trampolines = reinterpret_cast<uint64_t>(sonde_trampolines);
+  if (is_trampoline_of(trampolines, index, word) || is_chained(word, index)) return false;
   return word != sonde_entries[index].real || own.contains(Addr(sonde_entries[index].slot));
 }
 
@@ -136,8 +137,8 @@ void visit_suspects(const ThreadState* thread, AddrRange own, Visit visit) {
   Owners owners(thread);
   Slots slots(own);
   for (uint32_t index = 0; index < kTrampolines; index++) {
-    const Activation& activation = sonde_activations[index];
-    if (activation.state != EntryState::in_use || !owners.may_take(activation.owner)) continue;
+    const Ownership& ownership = sonde_owners[index];
+    if (ownership.state != EntryState::in_use || !owners.may_take(ownership.owner)) continue;
     if (bool suspect; slots.knows(index, suspect)) {
       if (suspect) visit(index);
       continue;
@@ -150,12 +151,12 @@ void visit_suspects(const ThreadState* thread, AddrRange own, Visit visit) {
 }
 
 void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
-  const Activation& activation = sonde_activations[index];
-  if (activation.owner == thread->tid && thread->ring && is_summing(session))
+  bool own = sonde_owners[index].owner == thread->tid && thread->ring;
+  if (own && is_summing(session))
     sum_call_abandoned(session, thread, index, now);
-  else if (activation.owner == thread->tid && thread->ring)
-    ring_write_call(session, thread->ring, activation.site, ExitKind::abandoned, sonde_entries[index].slot,
-                    activation.entry_ticks, now);
+  else if (own)
+    ring_write_call(session, thread->ring, sonde_calls[index].site, ExitKind::abandoned, sonde_entries[index].slot,
+                    sonde_calls[index].entry_ticks, now);
   entry_give_common(index);
 }
 
@@ -166,7 +167,7 @@ struct Round {
   Round round;
   uint64_t oldest = ~uint64_t{0}, newest = 0;
   visit_suspects(thread, own, [&](uint32_t index) {
-    uint64_t begun = sonde_activations[index].entry_ticks;
+    uint64_t begun = sonde_calls[index].entry_ticks;
     if (begun < oldest) oldest = begun;
     if (begun > newest) newest = begun;
     round.suspects++;
@@ -174,7 +175,7 @@ struct Round {
   if (!round.suspects) return round;
   uint64_t limit = oldest + (newest - oldest) / 2, now = ticks();
   visit_suspects(thread, own, [&](uint32_t index) {
-    if (sonde_activations[index].entry_ticks > limit || !entry_claim(index)) return;
+    if (sonde_calls[index].entry_ticks > limit || !entry_claim(index)) return;
     end_abandoned(session, thread, index, now);
     round.freed++;
   });

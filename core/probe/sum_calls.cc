@@ -24,7 +24,7 @@ uint32_t find_inherited(uint64_t slot) {
   for (uint32_t index = 0; index < count && index < kTrampolines; index++) {
     const SumCall& call = sonde_sum_calls[index];
     uint64_t distance = call.slot - slot;
-    if (!call.slot || sonde_activations[index].state != EntryState::in_use || distance - 8 >= nearest) continue;
+    if (!call.slot || sonde_owners[index].state != EntryState::in_use || distance - 8 >= nearest) continue;
     uint64_t word;
     if (safe_read(call.slot, &word, sizeof word) != sizeof word || word != trampoline_address(index)) continue;
     best = index;
@@ -47,7 +47,7 @@ uint32_t find_inherited(uint64_t slot) {
   uint32_t index = find_inherited(slot);
   if (index == kNoEntry) return;
   const SumCall& call = sonde_sum_calls[index];
-  uint32_t parent = sum_translate(area, call.area, call.parent), site = sonde_activations[index].site;
+  uint32_t parent = sum_translate(area, call.area, call.parent), site = sonde_calls[index].site;
   uint32_t node = sum_child(area, parent, site);
   if (!call.base) area->outermost = call.slot + 8;
   area->top = {call.slot, index + 1, node ? node : parent, call.base, 0};
@@ -67,15 +67,15 @@ void sum_call_begins(SessionHeader* session, ThreadState* thread, uint32_t index
 }
 
 void sum_call_ends(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
-  const Activation& activation = sonde_activations[index];
+  const ActiveCall& call = sonde_calls[index];
   SumArea* area = area_of(session, thread, sonde_entries[index].slot);
-  sum_end(area, sonde_sum_calls, index, activation.site, kind, now - activation.entry_ticks);
+  sum_end(area, sonde_sum_calls, index, call.site, kind, now - call.entry_ticks);
 }
 
 void sum_call_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
-  const Activation& activation = sonde_activations[index];
+  const ActiveCall& call = sonde_calls[index];
   SumArea* area = area_of(session, thread, sonde_entries[index].slot);
-  sum_end_abandoned(area, sonde_sum_calls, index, activation.site, activation.entry_ticks, now);
+  sum_end_abandoned(area, sonde_sum_calls, index, call.site, call.entry_ticks, now);
 }
 
 void sum_entry_only(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot) {

@@ -44,11 +44,14 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   state->pid = static_cast<uint32_t>(system_call(__NR_getpid));
   state->tid = static_cast<uint32_t>(system_call(__NR_gettid));
   for (uint64_t& guard : state->guards) guard = 0;
+  state->usual_owner[0] = state->tid;
+  state->usual_owner[1] = 1;  // EntryState::in_use
   ask_alternate_stack(thread_scratch(sonde_agent_control.thread_area, state));
   state->tid_word = find_tid_word(state, key);
   state->tid_value = *state->tid_word;
   state->ring = ring_take(session, state->pid, state->tid, key);
   __atomic_store_n(&state->key, key, __ATOMIC_RELEASE);
+  allow_usual_path(session, state);
   return state;
 }
 
@@ -60,6 +63,7 @@ ThreadState* check_identity(SessionHeader* session, ThreadState* state, uint64_t
     return state;
   }
   __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELAXED);
+  __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
   if (state->ring) ring_end(state->ring);
   return set_up(session, state, key);
 }
@@ -70,6 +74,11 @@ bool claim(ThreadState* state, uint64_t expected, uint64_t key) {
 }
 
 }  // namespace
+
+void allow_usual_path(SessionHeader* session, ThreadState* state) {
+  if (state->ring && session->policy != FullPolicy::sum)
+    __atomic_store_n(&state->usual_key, state->key, __ATOMIC_RELEASE);
+}
 
 ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) {
   if (!area) return nullptr;
@@ -89,6 +98,7 @@ ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) 
     ThreadState* state = &states[(first + i) % kThreadSlots];
     uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
     if (there & kRegistering || is_alive(state->pid, state->tid) || !claim(state, there, key)) continue;
+    __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
     if (state->ring) ring_end(state->ring);
     return set_up(session, state, key);
   }
@@ -100,8 +110,9 @@ void retire_thread(void* area, uint64_t thread_pointer) {
   ThreadState* states = static_cast<ThreadState*>(area);
   for (uint32_t i = 0; i < kProbes; i++) {
     ThreadState* state = &states[(thread_slot(key) + i) % kThreadSlots];
-    // As if it registered for ever.
-    if (state->key == key) return __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELEASE);
+    if (state->key != key) continue;
+    __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
+    return __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELEASE);  // as if it registered for ever
   }
 }
 

@@ -26,21 +26,27 @@ struct alignas(128) ThreadState {
   uint32_t tid;
   RingHeader* ring;  // null: none was to be had
   uint64_t free_entries;  // entries.h
-  int32_t free_count;  // about: signals may make it drift
-  uint32_t pid;
   uint64_t guards[kMaxContextLevels];
+  uint64_t usual_key;  // = key if the usual path may serve the thread (core/native/x86_64/entry.S), else 0
+  uint32_t usual_owner[2];  // the words that it writes into Ownership: tid, EntryState::in_use
+  uint32_t held_entries;  // about: those it has taken and not given away, in use or in its list
+  uint32_t pid;
   uint32_t no_tid_word;
   uint32_t ring_retry;  // hits until a ring is asked for again
+  uint32_t takes;  // from others, while it held too many
 };
 static_assert(sizeof(ThreadState) == 128);
 
 constexpr uint64_t kEarlyKey = 2;  // the thread pointer is still 0
 constexpr uint32_t kThreadSlots = 2 * kMaxThreads;
 
+constexpr uint64_t kThreadHash = 0x9e3779b97f4a7c15;
+constexpr unsigned kThreadHashShift = 50;
+
 inline uint32_t thread_slot(uint64_t key) {
-  return static_cast<uint32_t>((key * 0x9e3779b97f4a7c15u) >> 50);  // 14 bits
+  return static_cast<uint32_t>((key * kThreadHash) >> kThreadHashShift);
 }
-static_assert(kThreadSlots == 1u << 14);
+static_assert(kThreadSlots == 1u << (64 - kThreadHashShift));
 
 // Registers the thread if need be. Null: no state left, or the thread was interrupted while it registered.
 ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key);
@@ -50,6 +56,9 @@ inline ThreadState* find_thread(SessionHeader* session, void* area, uint64_t thr
   if (__builtin_expect(state->key == thread_pointer && *state->tid_word == state->tid_value, 1)) return state;
   return find_thread_slow(session, area, thread_pointer ? thread_pointer : kEarlyKey);
 }
+
+// The thread has a ring: its hits may take the usual path, unless calls are only summed.
+void allow_usual_path(SessionHeader* session, ThreadState* state);
 
 // The calling thread has no state from now on: its hits record nothing.
 void retire_thread(void* area, uint64_t thread_pointer);

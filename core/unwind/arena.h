@@ -15,6 +15,13 @@ namespace sonde {
 // address, key}. Key: Code<Isa>::kKeyIsSlot ? address of the return slot : sp at the function's entry.
 constexpr uint32_t kTrampolines = 131072;  // = simultaneous hooked activations of a process
 constexpr uint32_t kTrampolineStride = 16;
+constexpr uint32_t kTrampolineCall = 6;  // bytes in front of each that belong to it: the call that functions are entered by
+
+// Whether a slot's word leads to the trampoline: its address, or its beginning while the function is just being entered.
+constexpr bool is_trampoline_of(uint64_t trampolines, uint32_t index, uint64_t word) {
+  uint64_t address = trampolines + uint64_t{index} * kTrampolineStride;
+  return word == address || word == address - kTrampolineCall;
+}
 
 enum class SpecialKind : uint32_t {
   outermost,         // _start, thread start: positively the end of the stack

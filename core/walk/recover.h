@@ -8,8 +8,13 @@
 
 namespace sonde {
 
+// Bytes from the start of the trampolines. Each begins with its call, kTrampolineCall before the address that functions
+// return to; the slot holds its beginning until that call is made.
+inline uint64_t trampoline_offset(const TableArena& arena, Addr pc) {
+  return pc.value - (arena.trampolines - kTrampolineCall);
+}
 inline bool in_trampolines(const TableArena& arena, Addr pc) {
-  return arena.trampolines && pc.value - arena.trampolines < uint64_t{kTrampolines} * kTrampolineStride;
+  return arena.trampolines && trampoline_offset(arena, pc) < uint64_t{kTrampolines} * kTrampolineStride;
 }
 
 inline AddrRange entries_of(const TableArena& arena) {
@@ -27,8 +32,9 @@ template <WalkMemory Memory>
 Recovery recover(const TableArena& arena, Memory& memory, Addr key, bool inside, Addr* pc) {
   Recovery result = Recovery::not_hooked;
   for (unsigned i = 0; in_trampolines(arena, *pc); i++) {
-    uint64_t offset = pc->value - arena.trampolines, real, owner;
-    if (!inside && offset % kTrampolineStride) return Recovery::failed;
+    uint64_t offset = trampoline_offset(arena, *pc), real, owner;
+    uint64_t part = offset % kTrampolineStride;
+    if (!inside && part != kTrampolineCall && part != 0) return Recovery::failed;
     Addr entry = Addr(arena.entries + offset / kTrampolineStride * kTrampolineStride);
     if (i == kMaxRecoveries || !memory.read(entry, &real) || !memory.read(entry + 8, &owner)) return Recovery::failed;
     if (owner != key.value) return Recovery::failed;

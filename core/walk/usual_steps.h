@@ -56,7 +56,8 @@ template <class Isa, class Out, class Load>
   uint64_t pc = state->pc, sp = state->sp, fp = state->fp, kind = state->kind;
   uint64_t exact = unpack_frame(kind).is_return ? 0 : UsualRow::kExact;
   const uint64_t end = state->stack.end.value, entries = arena->entries;
-  const uint64_t hooks = arena->trampolines, hook_bytes = hooks ? kHookBytes : 0;
+  const uint64_t hook_bytes = arena->trampolines ? kHookBytes : 0;
+  const uint64_t hooks = arena->trampolines - kTrampolineCall;  // their first one's beginning
   bool alike = true;  // a stack that differs is rarely the same again further out, at the same place
   if (sp % 8) return out;
   for (; out != last; out++) {
@@ -81,9 +82,9 @@ template <class Isa, class Out, class Load>
     }
     if (!offset || cfa > end || !load(cfa - 8, &next) || (below && !load(cfa - below, &next_fp))) break;
     if (next - hooks < hook_bytes) {
-      const uint64_t entry = entries + (next - hooks), key = Code<Isa>::kKeyIsSlot ? cfa - 8 : cfa;
+      const uint64_t entry = entries + (next - hooks - kTrampolineCall), key = Code<Isa>::kKeyIsSlot ? cfa - 8 : cfa;
       uint64_t owner;
-      if (!recover || (next - hooks) % kTrampolineStride || !load(entry, &next) || !load(entry + 8, &owner)) break;
+      if (!recover || (next - hooks) % kTrampolineStride != kTrampolineCall || !load(entry, &next) || !load(entry + 8, &owner)) break;
       if (owner != key || next - hooks < hook_bytes) break;  // another's, or hooked in layers
       next_kind = kHookedCaller;
     }

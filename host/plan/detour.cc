@@ -24,6 +24,7 @@ Moved build_detour(uint64_t at, uint64_t pointer, uint32_t site, uint64_t patch,
   auto step = [&](int original, int sp_adjust) {
     out->steps.push_back({static_cast<uint16_t>(code.size() - kHeader), static_cast<int16_t>(original), static_cast<int16_t>(sp_adjust)});
   };
+  code.append64(at + kReturnOffset);
   code.append64(patch);
   step(-1, 0);
   code.append({0x48, 0x8d, 0x64, 0x24, 0x80});
@@ -31,9 +32,12 @@ Moved build_detour(uint64_t at, uint64_t pointer, uint32_t site, uint64_t patch,
   code.append({0x68});
   code.append32(site);
   step(-1, 136);
+  code.append({0xff, 0x35});
+  code.append32(static_cast<uint64_t>(-kHeader - kJumpOffset));
+  step(-1, 144);
   int64_t disp = static_cast<int64_t>(pointer - (at + kReturnOffset));
   if (!fits32(disp)) return Moved::out_of_reach;
-  code.append({0xff, 0x15});
+  code.append({0xff, 0x25});
   code.append32(static_cast<uint64_t>(disp));
   step(-1, 136);
   code.append({0x48, 0x8d, 0xa4, 0x24, 0x88, 0, 0, 0});

@@ -39,7 +39,8 @@ Result<AgentFile> find_agent() {
     ImageAddr* address;
   } wanted[] = {{"sonde_agent_control", &agent.control},   {"sonde_entry", &agent.entry},
                 {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries},
-                {"sonde_activations", &agent.activations}, {"sonde_fresh_entries", &agent.fresh_entries},
+                {"sonde_calls", &agent.calls},             {"sonde_owners", &agent.owners},
+                {"sonde_fresh_entries", &agent.fresh_entries},
                 {"sonde_trap_action", &agent.trap_action},
 
                 {"sonde_sum_calls", &agent.sum_calls}};

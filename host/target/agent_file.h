@@ -11,7 +11,7 @@ namespace sonde::host {
 struct AgentFile {
   std::string path;
   std::shared_ptr<const Image> image;
-  ImageAddr control, entry, trampolines, entries, activations, fresh_entries, trap_action, sum_calls;
+  ImageAddr control, entry, trampolines, entries, calls, owners, fresh_entries, trap_action, sum_calls;
 };
 
 // Beside the running sonde, else in ../lib/sonde; SONDE_AGENT overrides. An agent of another version is refused.

@@ -42,11 +42,12 @@ std::optional<AgentView> view_agent(const LoadedImage& loaded) {
           {{loaded.to_target(hit->function->range.begin), loaded.to_target(hit->function->range.end)}, kind});
   };
   add("sonde_entry", SpecialKind::entry_trampoline);
+  add("sonde_entry_full", SpecialKind::entry_trampoline);
+  add("sonde_through", SpecialKind::return_common);
   add("sonde_leave_system_call", SpecialKind::entry_trampoline);
   add("sonde_trap", SpecialKind::trap_handler);
   add("sonde_return_common", SpecialKind::return_common);
-  add("sonde_return_without_ticks", SpecialKind::return_common);
-  view.specials.push_back({{view.trampolines, view.trampolines + int64_t{kTrampolines} * kTrampolineStride},
+  view.specials.push_back({{view.trampolines - int64_t{kTrampolineCall}, view.trampolines + int64_t{kTrampolines} * kTrampolineStride},
                            SpecialKind::return_trampoline});
   return view;
 }

@@ -28,7 +28,8 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   auto fresh = SONDE_TRY(read_array<uint32_t>(pid, agent_address(agent_.fresh_entries), 1));
   size_t count = std::min<size_t>(fresh[0], kTrampolines);
   auto entries = SONDE_TRY(read_array<ReturnEntry>(pid, agent_address(agent_.entries), count));
-  auto activations = SONDE_TRY(read_array<Activation>(pid, agent_address(agent_.activations), count));
+  auto calls = SONDE_TRY(read_array<ActiveCall>(pid, agent_address(agent_.calls), count));
+  auto owners = SONDE_TRY(read_array<Ownership>(pid, agent_address(agent_.owners), count));
   auto sums = SONDE_TRY(read_array<SumCall>(pid, agent_address(agent_.sum_calls), options_.sum ? count : 0));
   sums.resize(count);
   uint64_t trampolines = agent_address(agent_.trampolines).value;
@@ -36,25 +37,26 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   // Which entries a live slot leads to: its trampoline's, and by links those that left the slot to it by tail calls.
   std::vector<bool> alive(count);
   for (size_t i = 0; i < count; i++) {
-    if (activations[i].state != EntryState::in_use) continue;
+    if (owners[i].state != EntryState::in_use) continue;
     auto slot = read_array<uint64_t>(pid, Addr(entries[i].slot), 1);
-    if (!slot || (*slot)[0] != trampolines + i * kTrampolineStride) continue;
+    if (!slot || !is_trampoline_of(trampolines, static_cast<uint32_t>(i), (*slot)[0])) continue;
     size_t at = i;
     for (uint32_t steps = 0; steps <= kMaxTailChain && at < count; steps++) {
       alive[at] = true;
-      if (!activations[at].link) break;
-      at = activations[at].link - 1;
+      if (!calls[at].link) break;
+      at = calls[at].link - 1;
     }
   }
   std::unordered_map<uint32_t, bool> running;
   std::vector<InFlight> found;
   for (size_t i = 0; i < count; i++) {
-    const Activation& a = activations[i];
-    if (a.state != EntryState::in_use || a.site == kNoSite) continue;
-    auto [thread, added] = running.try_emplace(a.owner);
-    if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, a.owner).c_str(), F_OK) == 0;
+    const ActiveCall& call = calls[i];
+    uint32_t tid = owners[i].owner;
+    if (owners[i].state != EntryState::in_use || call.site == kNoSite) continue;
+    auto [thread, added] = running.try_emplace(tid);
+    if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, tid).c_str(), F_OK) == 0;
     ExitKind kind = alive[i] ? ExitKind::unfinished : ExitKind::abandoned;
-    found.push_back({a.site, a.owner, a.entry_ticks, entries[i].slot, sums[i],
+    found.push_back({call.site, tid, call.entry_ticks, entries[i].slot, sums[i],
                      thread->second ? kind : ExitKind::thread_ended});
   }
   return found;

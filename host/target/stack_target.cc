@@ -11,6 +11,7 @@
 
 #include "core/isa/code.h"
 #include "core/probe/control.h"
+#include "core/walk/recover.h"
 #include "host/target/agent_view.h"
 #include "host/target/core_file.h"
 
@@ -67,7 +68,7 @@ class StackCopier {
   // What the word stands for: entries may in turn hold trampolines.
   uint64_t copy_entry(uint64_t word) {
     for (int i = 0; i < 16 && arena_.trampolines; i++) {
-      uint64_t offset = word - arena_.trampolines;
+      uint64_t offset = trampoline_offset(arena_, Addr(word));
       if (offset >= uint64_t{kTrampolines} * kTrampolineStride) return word;
       Addr entry(arena_.entries + offset / kTrampolineStride * kTrampolineStride);
       if (!snapshot_.holds(entry)) snapshot_.copy(entry, kTrampolineStride);

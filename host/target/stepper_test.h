@@ -216,6 +216,10 @@ class Stepper {
       REQUIRE(truth_.back().interrupted);
       truth_.pop_back();
     } else if (is_call(code) && regs_.rsp == sp - 8) {
+      // A hooked function is entered by a call in its trampoline, in place of the program's.
+      bool once_more = agent_.contains(Addr(pc)) && !truth_.empty() && truth_.back().slot == regs_.rsp;
+      if (!once_more) truth_.push_back({regs_.rsp, word(regs_.rsp), false});
+    } else if (detour_at(pc) && agent_.contains(Addr(regs_.rip)) && regs_.rsp == sp) {  // pushes the return point and jumps
       truth_.push_back({regs_.rsp, word(regs_.rsp), false});
     } else {
       enter_by_displaced_call(pc);
@@ -231,7 +235,9 @@ class Stepper {
 
   // A hooked function has returned into its trampoline: the call is over only when the engine jumps to its caller.
   bool returning() const {
-    return agent_.contains(Addr(regs_.rip)) && !agent_.contains(Addr(truth_.back().pc)) && !detour_at(truth_.back().pc);
+    if (!agent_.contains(Addr(regs_.rip)) || agent_.contains(Addr(truth_.back().pc))) return false;
+    // From sonde_entry back to the detour by a jump: the word has been taken from the stack one instruction before.
+    return !detour_at(truth_.back().pc) || regs_.rsp == truth_.back().slot + 8;
   }
 
   // A detour carries out a call that it displaced by pushing the address behind it in the program, and a jump.

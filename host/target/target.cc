@@ -215,7 +215,7 @@ Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
   const TargetSite& site = sites_.back();
   const SitePlan& plan = site.plan;
   Site& shared = session_sites(session_)[number];
-  shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, 0};
+  shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, plan.loop_head};
   __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
   if (plan.method == Method::refused) return {};
   uint32_t flags = kSiteEnabled | site.event_flag;
@@ -223,7 +223,6 @@ Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
     flags |= kSiteSilent;
   } else {
     if (plan.no_hijack == NoHijack::none) flags |= kSiteHijack;
-    if (plan.loop_head) flags |= kSiteLoopHead;
     if (options_.stacks) flags |= kSiteStack;
   }
   shared.flags = flags;

@@ -189,7 +189,8 @@ TEST_CASE("recorder: random bytes in the shared memory") {
       b.recorder->poll();
       if (random() % 4 == 0) {
         ring->reserve = ring->tail = ring->head;
-        ring->cached_head = ring->head;
+        ring->limit = ring->head;
+        ring->mask = b.session->layout().ring_bytes - 1;
       }
     }
     TraceReader reader = b.finish();

@@ -57,7 +57,9 @@ std::vector<uint32_t> published_sites() {
 void reset(uint64_t used, uint64_t unread) {
   std::memset(static_cast<void*>(ring), 0, sizeof *ring);
   ring->reserve = ring->tail = used;
-  ring->head = ring->cached_head = used - unread;
+  ring->head = used - unread;
+  ring->mask = kRingBytes - 1;
+  ring->limit = std::min((used | ring->mask) + 1, ring->head + kRingBytes);
 }
 
 // Returns the number of instructions.

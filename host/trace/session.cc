@@ -34,7 +34,7 @@ SessionLayout lay_out(const SessionOptions& options) {
   l.ring_bytes = options.ring_bytes;
   l.ring_count = options.ring_count;
   l.max_sites = options.max_sites;
-  l.sites_offset = kPage;
+  l.sites_offset = kSitesOffset;
   l.counters_offset = page_up(l.sites_offset + uint64_t{l.max_sites} * sizeof(Site));
   l.rings_offset = page_up(l.counters_offset + uint64_t{l.max_sites} * sizeof(SiteCounters));
   l.size = l.rings_offset + l.ring_count * (kPage + l.ring_bytes);

@@ -147,18 +147,22 @@ uint64_t Harness::write_detour(uint64_t patch, uint32_t site, uint32_t displaced
   using namespace x86_64_detour;
   Arena& arena = arena_near(patch);
   char* header = arena.begin + arena.used;
-  arena.used += 64;
+  arena.used += 96;
   char* detour = header + kHeader;
   auto at = reinterpret_cast<uint64_t>(detour);
   auto put32 = [&](int offset, uint64_t value) {
     auto word = static_cast<uint32_t>(value);
     std::memcpy(detour + offset, &word, 4);
   };
-  std::memcpy(header, &patch, 8);
+  uint64_t return_point = at + kReturnOffset;
+  std::memcpy(header, &return_point, 8);
+  std::memcpy(header + 8, &patch, 8);
   std::memcpy(detour, "\x48\x8d\x64\x24\x80\x68", 6);
   put32(6, site);
-  std::memcpy(detour + kCallOffset, "\xff\x15", 2);
-  put32(kCallOffset + 2, reinterpret_cast<uint64_t>(arena.begin) - (at + kReturnOffset));
+  std::memcpy(detour + kPushReturnOffset, "\xff\x35", 2);
+  put32(kPushReturnOffset + 2, static_cast<uint64_t>(-kHeader - kJumpOffset));
+  std::memcpy(detour + kJumpOffset, "\xff\x25", 2);
+  put32(kJumpOffset + 2, reinterpret_cast<uint64_t>(arena.begin) - (at + kReturnOffset));
   std::memcpy(detour + kReturnOffset, "\x48\x8d\xa4\x24\x88\x00\x00\x00", 8);
   std::memcpy(detour + kResumeOffset, reinterpret_cast<void*>(patch), displaced);
   int jump = kResumeOffset + static_cast<int>(displaced);
@@ -169,7 +173,8 @@ uint64_t Harness::write_detour(uint64_t patch, uint32_t site, uint32_t displaced
     known.steps.push_back(
         {static_cast<uint16_t>(offset), static_cast<int16_t>(original), static_cast<int16_t>(sp_adjust), 0});
   };
-  step(0, -1, 0), step(kPushOffset, -1, 128), step(kCallOffset, -1, 136), step(kReturnOffset, -1, 136);
+  step(0, -1, 0), step(kPushOffset, -1, 128), step(kPushReturnOffset, -1, 136), step(kJumpOffset, -1, 144);
+  step(kReturnOffset, -1, 136);
   for (uint32_t begin : begins) step(kResumeOffset + static_cast<int>(begin), static_cast<int>(begin), 0);
   step(jump, static_cast<int>(length), 0);
   all_detours_.push_back(known);

@@ -471,7 +471,7 @@ TEST_CASE("system calls: at every instruction of a carried-out call an unwinder 
     std::sort(there.begin(), there.end());
     return static_cast<size_t>(std::unique(there.begin(), there.end()) - there.begin());
   };
-  CHECK(seen(harness.agent_symbol("sonde_entry"), 24) >= 12);
+  CHECK(seen(harness.agent_symbol("sonde_entry_full"), 96) >= 12);
   CHECK(seen(harness.agent_symbol("sonde_leave_system_call"), 96) == 25);
   for (uint64_t pc : stepped_at) CHECK_FALSE(harness.is_detour(pc));
 }

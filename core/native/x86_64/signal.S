@@ -58,7 +58,7 @@ sonde_leave_system_call:
     .cfi_startproc simple
     .cfi_def_cfa %rdi, 224
     // DW_CFA_val_expression rip, as in entry.S
-    .cfi_escape 0x16, 16, 9, 0x08, 144, 0x1c, 0x06, 0x48, 0x1c, 0x06, 0x23, 1
+    .cfi_escape 0x16, 16, 9, 0x08, 144, 0x1c, 0x06, 0x4e, 0x1c, 0x06, 0x23, 1
     .cfi_register %rbp, %rsi
     .cfi_register %rbx, %rdx
     .cfi_register %r12, %rcx

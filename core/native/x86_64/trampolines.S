@@ -4,36 +4,38 @@
 // value here: callers compiled with -fipa-ra keep some even in caller-saved ones).
 //
 // Each hooked activation has a trampoline of its own, the address in its return slot. Trampoline i belongs to
-// sonde_entries[i] = {real return address, slot}; both have a stride of 16 bytes:
+// sonde_entries[i] = {real return address, slot} and to the same rows of three more tables (core/probe/entries.h); all have a
+// stride of 16 bytes:
 //
+//   T-6   ff 15 <rel32>     call *target(%rip)
 //   T+0   e9 <rel32>        jmp sonde_return_common
 //   T+5   90 ... 90
 //
-// and the tables lie ENTRY_DISTANCE apart (agent/layout.ld), so that entry i is at T + ENTRY_DISTANCE.
+// Most functions are entered by that call: the entry trampoline has put T-6 into the slot and jumps to it with sp above the
+// slot; target, in a table of its own, is where the function goes on. The call writes T into the slot, and now the processor
+// expects the function to return there; after that the real return address is next in its predictor, and `ret` is right
+// for it as well. Where a trampoline is in the slot already (a tail call), the function is entered by a jump, and left by one.
+//
+// and the tables lie at fixed distances (offsets.h, agent/layout.ld), so that entry i is at T + ENTRIES_DISTANCE: trampolines begin at multiples of 16.
 //
 // The unwind information computes the real address from that: CFA = sp (the slot has been consumed), T = *(CFA - 8)
-// (nothing writes into the red zone), return address = *(T + ENTRY_DISTANCE). It needs no search and no state, so it holds
+// (nothing writes into the red zone), return address = *(T - 6 + ENTRIES_FROM_BEGINNING), where T may be T - 6 as well. It needs no search and no state, so it holds
 // for every unwinder at every instruction, and text is neither written nor read: core files do not hold it. CFA must be sp
 // itself: GNU libunwind and lldb set sp := CFA whatever a rule for sp says.
 //
 // A frame of size zero shares its CFA with its caller, by which libgcc and LLVM tell the frame of a handler. So exceptions
 // do not pass through: the personality makes every such frame a cleanup that lands in sonde_landing_pad.
 
-    .equ TRAMPOLINES, 131072       // kTrampolines in core/probe/control.h
-    .equ ENTRY_DISTANCE, 0x300000
-
-    .equ NO_TICKS, 4               // kControlNoTicks
-    .equ CONTROL_FLAGS, 48         // kControlFlagsOffset
+#include "core/native/x86_64/offsets.h"
 
     .section .text.sonde_trampolines, "ax", @progbits
     .balign 64
     .cfi_startproc simple
     .cfi_personality 0x9b, personality_reference      // indirect pcrel sdata4
     .cfi_def_cfa %rsp, 0
-    // DW_CFA_val_expression rip: lit8 minus deref (T) plus_uconst ENTRY_DISTANCE deref
-    .cfi_escape 0x16, 16, 9, 0x38, 0x1c, 0x06, 0x23, ENTRY_DISTANCE & 127 | 128, ENTRY_DISTANCE >> 7 & 127 | 128, \
-      ENTRY_DISTANCE >> 14 & 127 | 128, ENTRY_DISTANCE >> 21, 0x06
-    .fill 64, 1, 0x90              // unwinders look up pc-1: trampoline 0 needs covered bytes in front
+    CFI_RETURN_ADDRESS_OF_TRAMPOLINE
+    .fill 64, 1, 0x90
+    call *TARGETS_DISTANCE(%rip)
     .globl sonde_trampolines
     .hidden sonde_trampolines
     .type sonde_trampolines, @function
@@ -41,7 +43,8 @@ sonde_trampolines:
     .rept TRAMPOLINES
     .byte 0xe9
     .long sonde_return_common - . - 4
-    .fill 11, 1, 0x90
+    .fill TRAMPOLINE_STRIDE - 5 - TRAMPOLINE_CALL, 1, 0x90
+    call *TARGETS_DISTANCE(%rip)
     .endr
     .size sonde_trampolines, . - sonde_trampolines
 
@@ -50,11 +53,18 @@ sonde_trampolines:
 //   R-8    the slot: T, later the real return address
 //   R-16   rax
 //   R-24   flags: lahf + seto in ah, al
-//   R-32   rcx, rdx, rsi, rdi, r8, r9, r10, r11 (at R-88)
+//   R-32   rcx, rdx, rsi, rdi, r8 (at R-64)
+//   R-72   r9, r10, r11 (at R-88), for the full path only
 //
 // Vector, x87 and MXCSR state are not touched: the agent is compiled for general registers only, and without string
 // instructions, so that the direction flag does not matter to it.
-    .balign 16
+//
+// As in entry.S nearly every return takes the usual path: end_guarded() of core/probe/hit.cc by hand, for the call of a
+// usual site that returns on the thread that entered it and shared its slot with no other. The full path is
+// sonde_on_return() in C++.
+    .equ RETURN_SLOT, 64 - 8       // from sp below r8
+
+    .balign 64
     .globl sonde_return_common
     .hidden sonde_return_common
     .type sonde_return_common, @function
@@ -77,33 +87,82 @@ sonde_return_common:
     .cfi_def_cfa_offset 56
     push %r8
     .cfi_def_cfa_offset 64
-    push %r9
-    .cfi_def_cfa_offset 72
-    push %r10
-    .cfi_def_cfa_offset 80
-    push %r11
-    .cfi_def_cfa_offset 88
     // First the slot holds the truth, then the entry may go. Here and not in C++: the rule for the return address changes
     // with the store, and unwinders look up callers at the byte before their pc, that is within the call.
-    .cfi_remember_state
-    testl $NO_TICKS, sonde_agent_control + CONTROL_FLAGS(%rip)
-    jnz sonde_return_without_ticks
-    rdtsc
-1:  mov 80(%rsp), %rdi             // T
-    mov ENTRY_DISTANCE(%rdi), %rcx // entry.real
-    mov %rcx, 80(%rsp)
+    mov RETURN_SLOT(%rsp), %rdi    // T
+    mov ENTRIES_DISTANCE + ENTRY_REAL(%rdi), %rcx
+    mov %rcx, RETURN_SLOT(%rsp)
     .cfi_offset 16, -8
+    .cfi_remember_state
+    rdfsbase %rax
+    mov OWNERS_DISTANCE + OWNER_USUAL(%rdi), %rsi
+    cmp %rax, THREAD_USUAL(%rsi)
+    jne .Lfull
+    mov THREAD_TID_WORD(%rsi), %rcx
+    mov (%rcx), %ecx
+    cmp %ecx, THREAD_TID_VALUE(%rsi)
+    jne .Lfull
+    cmpq $0, THREAD_GUARD(%rsi)
+    jne .Lfull
+    cmpl $STATE_IN_USE, OWNERS_DISTANCE + OWNER_STATE(%rdi)
+    jne .Lfull
+    mov sonde_agent_control + CONTROL_SESSION(%rip), %rdx
+    cmpl $RECORDING, SESSION_STATE(%rdx)
+    jne .Lfull
+    rdtsc
+    mov %rsp, THREAD_GUARD(%rsi)
+    movl $STATE_FREE, OWNERS_DISTANCE + OWNER_STATE(%rdi)
     shl $32, %rdx
-    mov %eax, %esi
-    or %rdx, %rsi                  // the exit's time
-    mov %rsp, %rdx
-    call sonde_on_return           // (T, ticks, sp): writes the record, frees the entry
-    pop %r11
-    .cfi_def_cfa_offset 80
-    pop %r10
-    .cfi_def_cfa_offset 72
-    pop %r9
-    .cfi_def_cfa_offset 64
+    or %rdx, %rax
+    mov %rax, %r8                  // the exit's time
+    // ring_reserve(): the record, RING_DATA before it, to rax
+    mov THREAD_RING(%rsi), %rdx
+1:  mov RING_RESERVE(%rdx), %rax
+    lea CALL_RECORD_BYTES(%rax), %rcx
+    cmp %rcx, RING_LIMIT(%rdx)
+    jb .Lno_room
+    cmp %rax, RING_TAIL(%rdx)
+    jne .Lno_room
+    cmpxchg %rcx, RING_RESERVE(%rdx)
+    jne 1b
+    and RING_MASK(%rdx), %rax
+    add %rdx, %rax
+    prefetchw RING_DATA + RING_AHEAD(%rax)
+    mov %r8, RING_DATA + 16(%rax)
+    mov CALLS_DISTANCE + CALL_TICKS(%rdi), %rcx
+    mov %rcx, RING_DATA + 8(%rax)
+    mov ENTRIES_DISTANCE + ENTRY_SLOT(%rdi), %rcx
+    shr $3, %rcx                   // slot_key()
+    shl $32, %rcx
+    mov CALLS_DISTANCE + CALL_SITE(%rdi), %r8d
+    shl $RECORD_SITE_SHIFT, %r8d
+    lea CALL_RETURNED(%rcx, %r8), %rcx
+    mov %rcx, RING_DATA(%rax)
+    // ring_commit(): this is the thread's outermost reservation
+2:  mov RING_RESERVE(%rdx), %rax
+    mov %rax, RING_TAIL(%rdx)
+    cmp %rax, RING_RESERVE(%rdx)
+    jne 2b
+    movq $0, RING_NESTED(%rdx)
+    // entry_give()
+    lea sonde_trampolines - TRAMPOLINE_STRIDE(%rip), %rcx
+    mov %rdi, %rdx
+    sub %rcx, %rdx                 // the entry's number in lists
+3:  mov THREAD_FREE(%rsi), %rax
+    mov %rax, %rcx
+    shr $32, %rcx
+    sub %edx, %ecx
+    mov %ecx, CALLS_DISTANCE + CALL_LINK(%rdi)
+    mov %rdx, %r8
+    shl $32, %r8
+    lea 1(%rax), %ecx
+    or %rcx, %r8
+    cmpxchg %r8, THREAD_FREE(%rsi)
+    jne 3b
+    movq $0, THREAD_GUARD(%rsi)
+
+.Lback:
+    .macro restore_return
     pop %r8
     .cfi_def_cfa_offset 56
     pop %rdi
@@ -120,18 +179,44 @@ sonde_return_common:
     sahf                           // SF ZF AF PF CF
     pop %rax
     .cfi_def_cfa_offset 8
+    .endm
+    restore_return
+    ret
+
+    .cfi_restore_state
+.Lno_room:                         // or not the outermost
+    movl $STATE_IN_USE, OWNERS_DISTANCE + OWNER_STATE(%rdi)
+    movq $0, THREAD_GUARD(%rsi)
+.Lfull:
+    push %r9
+    .cfi_def_cfa_offset 72
+    push %r10
+    .cfi_def_cfa_offset 80
+    push %r11
+    .cfi_def_cfa_offset 88
+    xor %eax, %eax
+    xor %edx, %edx
+    testl $NO_TICKS, sonde_agent_control + CONTROL_FLAGS(%rip)
+    jnz 4f                         // the time stamp counter is forbidden: nothing is recorded
+    rdtsc
+4:  shl $32, %rdx
+    mov %eax, %esi
+    or %rdx, %rsi                  // the exit's time
+    mov %rsp, %rdx
+    call sonde_on_return           // (T, ticks, sp): writes the record, frees the entry; not 0 if it was entered by a jump
+    pop %r11
+    .cfi_def_cfa_offset 80
+    pop %r10
+    .cfi_def_cfa_offset 72
+    pop %r9
+    .cfi_def_cfa_offset 64
+    test %rax, %rax
+    jz .Lback
+    restore_return
     lea 8(%rsp), %rsp              // the slot stays intact in the red zone
     .cfi_def_cfa_offset 0
     jmp *-8(%rsp)                  // not `ret`: the return predictor stays paired with the program's calls
     .size sonde_return_common, . - sonde_return_common
-
-    .cfi_restore_state
-    .type sonde_return_without_ticks, @function
-sonde_return_without_ticks:        // the time stamp counter is forbidden: nothing is recorded
-    xor %eax, %eax
-    xor %edx, %edx
-    jmp 1b
-    .size sonde_return_without_ticks, . - sonde_return_without_ticks
     .cfi_endproc
 
 // Unwinding (exception, pthread_exit, cancellation) reached a hooked frame and the personality sent it here.
