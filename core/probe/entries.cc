@@ -80,13 +80,14 @@ void count_held(ThreadState* thread) {
 }  // namespace
 
 uint32_t entry_take_slow(SessionHeader* session, ThreadState* thread, bool may_reclaim) {
-  if (holds_many(thread)) count_held(thread);
+  if (thread->held_entries >= kKeepFree) count_held(thread);
   uint32_t index = pop_common();
   if (index == kNoEntry) index = take_fresh();
-  if (index == kNoEntry && may_reclaim && reclaim_entries(session, thread)) {
+  if (index == kNoEntry && may_reclaim && find_lost_entries(thread)) {
     index = entry_pop(&thread->free_entries);
-    if (index == kNoEntry) index = pop_common();
+    if (index != kNoEntry) return index;  // held all the time
   }
+  if (index == kNoEntry && may_reclaim && reclaim_entries(session, thread)) index = pop_common();
   if (index != kNoEntry) thread->held_entries++;
   return index;
 }

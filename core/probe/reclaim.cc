@@ -152,6 +152,7 @@ void visit_suspects(const ThreadState* thread, AddrRange own, Visit visit) {
 
 void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
   bool own = sonde_owners[index].owner == thread->tid && thread->ring;
+  if (own && thread->held_entries) thread->held_entries--;
   if (own && is_summing(session))
     sum_call_abandoned(session, thread, index, now);
   else if (own)
@@ -183,6 +184,24 @@ struct Round {
 }
 
 }  // namespace
+
+// A handler may come and put entries into the list meanwhile, and these are no lost ones: then the list's word has changed.
+uint32_t find_lost_entries(ThreadState* thread) {
+  constexpr uint32_t kBatch = 64;
+  uint32_t lost[kBatch], count = 0;
+  uint64_t empty = __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED), list = empty;
+  if (list_first(empty)) return 0;
+  for (uint32_t index = 0; index < kTrampolines && count < kBatch; index++)
+    if (sonde_owners[index].state == EntryState::free && sonde_owners[index].owner == thread->tid) lost[count++] = index;
+  if (!count || __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED) != empty) return 0;
+  // Nobody knows of them but this: their links may be written.
+  for (uint32_t i = 0; i < count; i++) {
+    uint32_t number = list_number(lost[i]);
+    sonde_calls[lost[i]].link = list_first(list) - number;
+    list = list_with(list, number);
+  }
+  return local_compare_exchange(&thread->free_entries, &empty, list) ? count : 0;
+}
 
 uint32_t reclaim_entries(SessionHeader* session, ThreadState* thread) {
   if (sonde_agent_control.flags & kControlNoSystemCalls) return 0;

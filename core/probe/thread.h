@@ -8,7 +8,7 @@
 //   free entries stay.
 // - Guards: one per context level. A set guard holds the sp of a probe path that has not finished: a signal handler
 //   interrupted it, so the handler's hits use the next level. A path left for ever (the handler ended in longjmp) is
-//   recognised by its sp, which then lies below the current one; settle_guards.
+//   recognised by its sp, which is then not far enough above the current one; settle_guards.
 // Signal-safe.
 #pragma once
 

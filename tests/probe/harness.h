@@ -85,6 +85,7 @@ class Harness {
       if (address - reinterpret_cast<uint64_t>(arena.begin) < kArenaBytes) return true;
     return false;
   }
+  static void write_code(uint64_t at, const void* bytes, uint64_t count);
   // A symbol of the agent file, hidden ones too; 0: none.
   uint64_t agent_symbol(const std::string& name) const;
   AgentControl* control() const { return control_; }
@@ -108,7 +109,6 @@ class Harness {
                         uint32_t length);
   uint32_t arm_system_call(void* instruction, bool by_trap);
   void add_trap(uint64_t pc, uint32_t site);
-  static void write_code(uint64_t at, const void* bytes, uint64_t count);
   void install_trap_handler();
   void announce_unwinder(const std::string& path);
 

@@ -3,7 +3,11 @@
 
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <time.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "core/native/thread_pointer.h"
 #include "tests/probe/chains.h"
@@ -50,6 +54,27 @@ SONDE_HOOKABLE int stays(int x) {
 // Always the same call, with the same slot.
 [[gnu::noinline]] void leave(int (*function)(int)) {
   if (!setjmp(target)) function(1);
+}
+
+SONDE_HOOKABLE int is_thrown_out(int x) {
+  sum += x;
+  return x;
+}
+sigjmp_buf out_of_the_engine;
+long thrown_out;
+void throw_out(int) {
+  thrown_out++;
+  siglongjmp(out_of_the_engine, 1);
+}
+
+// Where sonde_entry stands when it has taken an entry from the list: behind cmpxchg %rsi,32(%rdx); jne.
+uint64_t behind_the_taking(const Harness& harness) {
+  auto* entry = reinterpret_cast<const unsigned char*>(harness.agent_symbol("sonde_entry"));
+  const std::vector<unsigned char> taking = {0x48, 0x0f, 0xb1, 0x72, 0x20};
+  auto* found = std::search(entry, entry + 512, taking.begin(), taking.end());
+  REQUIRE(found != entry + 512);
+  REQUIRE(found[taking.size()] == 0x75);
+  return reinterpret_cast<uint64_t>(found) + taking.size() + 2;
 }
 
 int big_depth;
@@ -190,4 +215,36 @@ TEST_CASE("recursion deeper than the pool: the calls beyond it are counted, the 
     if (round == 0) first_lost = lost;
     CHECK(lost < first_lost + 2 * kKeepFree);  // the entries came back, but for what threads keep
   }
+}
+
+TEST_CASE("entries that a handler's jump took out of the engine's hands are found again") {
+  Harness& harness = the_harness();
+  uint32_t site = harness.hook(reinterpret_cast<void*>(is_thrown_out));
+  harness.drain();
+  struct sigaction action{}, before;
+  action.sa_handler = throw_out;
+  action.sa_flags = SA_NODEFER;
+  sigaction(SIGTRAP, &action, &before);
+  uint64_t at = behind_the_taking(harness);
+  unsigned char saved = *reinterpret_cast<unsigned char*>(at), trap = 0xcc;
+  auto* taken = reinterpret_cast<uint32_t*>(harness.agent_symbol("sonde_fresh_entries"));
+  static long tries;
+  thrown_out = tries = 0;
+  Harness::write_code(at, &trap, 1);
+  // The path that is thrown out is the usual one; the next hit settles what it left, and takes the full one.
+  while (*taken < kTrampolines && tries++ < 2000000) {
+    if (!sigsetjmp(out_of_the_engine, 0)) is_thrown_out(1), is_thrown_out(1);
+    if (tries % 1000 == 0) harness.drain();
+  }
+  CHECK(*taken >= kTrampolines);
+  CHECK(thrown_out > 10000);
+  Harness::write_code(at, &saved, 1);
+  sigaction(SIGTRAP, &before, nullptr);
+  harness.drain();
+  uint64_t lost = harness.lost(LossCause::no_return_entry);
+  for (int i = 0; i < 100; i++) is_thrown_out(1);
+  uint64_t returned = 0;
+  for (const CallRecord& call : harness.drain().calls) returned += call.site == site && call.kind == ExitKind::returned;
+  CHECK(returned == 100);
+  CHECK(harness.lost(LossCause::no_return_entry) == lost);
 }
