@@ -15,21 +15,28 @@ namespace sonde {
 namespace {
 
 // A look that frees little is not repeated before many more calls have found the pool empty.
-constexpr uint32_t kEnough = kTrampolines / 256, kMaxPause = 1 << 20;
+constexpr uint32_t kEnough = kTrampolines / 256;
 constexpr unsigned kMaxRounds = 24;  // then a span of minutes is down to microseconds
-uint32_t pause_left, pause_length;
+template <uint32_t kLongest>
+class Pause {
+ public:
+  bool goes_on() {
+    uint32_t left = __atomic_load_n(&left_, __ATOMIC_RELAXED);
+    if (left) __atomic_store_n(&left_, left - 1, __ATOMIC_RELAXED);
+    return left;
+  }
+  void set(bool helped) {
+    constexpr uint32_t kFirst = 4096;
+    uint32_t length = helped ? 0 : length_ ? length_ * 2 : kFirst;
+    length_ = length > kLongest ? kLongest : length;
+    __atomic_store_n(&left_, length_, __ATOMIC_RELAXED);
+  }
 
-bool is_pausing() {
-  uint32_t left = __atomic_load_n(&pause_left, __ATOMIC_RELAXED);
-  if (!left) return false;
-  __atomic_store_n(&pause_left, left - 1, __ATOMIC_RELAXED);
-  return true;
-}
-void set_pause(uint32_t freed) {
-  uint32_t length = freed >= kEnough ? 0 : pause_length ? pause_length * 2 : 4096;
-  pause_length = length > kMaxPause ? kMaxPause : length;
-  __atomic_store_n(&pause_left, pause_length, __ATOMIC_RELAXED);
-}
+ private:
+  uint32_t left_ = 0, length_ = 0;
+};
+Pause<1 << 20> reclaiming;
+Pause<1 << 16> finding;
 
 // The activation of `index` is one of those that share the slot, where `word` is the trampoline of the newest.
 bool is_chained(uint64_t word, uint32_t index) {
@@ -190,9 +197,10 @@ uint32_t find_lost_entries(ThreadState* thread) {
   constexpr uint32_t kBatch = 64;
   uint32_t lost[kBatch], count = 0;
   uint64_t empty = __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED), list = empty;
-  if (list_first(empty)) return 0;
+  if (list_first(empty) || finding.goes_on()) return 0;
   for (uint32_t index = 0; index < kTrampolines && count < kBatch; index++)
     if (sonde_owners[index].state == EntryState::free && sonde_owners[index].owner == thread->tid) lost[count++] = index;
+  finding.set(count);
   if (!count || __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED) != empty) return 0;
   // Nobody knows of them but this: their links may be written.
   for (uint32_t i = 0; i < count; i++) {
@@ -205,7 +213,7 @@ uint32_t find_lost_entries(ThreadState* thread) {
 
 uint32_t reclaim_entries(SessionHeader* session, ThreadState* thread) {
   if (sonde_agent_control.flags & kControlNoSystemCalls) return 0;
-  if (is_pausing()) return 0;
+  if (reclaiming.goes_on()) return 0;
   auto here = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
   if (!has_room(thread_scratch(sonde_agent_control.thread_area, thread), here)) return 0;
   // This hit's path is the outermost of its thread, so the first guard is its own.
@@ -216,7 +224,7 @@ uint32_t reclaim_entries(SessionHeader* session, ThreadState* thread) {
     freed += round.freed;
     if (round.freed == round.suspects || round.suspects < kEnough) break;
   }
-  set_pause(freed);
+  reclaiming.set(freed >= kEnough);
   return freed;
 }
 
