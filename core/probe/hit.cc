@@ -200,12 +200,12 @@ const Site& site_of(const EntryFrame& frame) {
   return session_sites(sonde_agent_control.session)[static_cast<uint32_t>(frame.site)];
 }
 
-// If the call is carried out here, the program goes on behind it.
-[[gnu::noinline]] void carry_out(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
-                                 uint64_t r14, uint64_t r15) {
+// If the call is carried out here, the program goes on behind it. Else 0, as sonde_on_entry: jumped to, it costs no frame.
+[[gnu::noinline]] uint64_t carry_out(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
+                                     uint64_t r14, uint64_t r15) {
   ProgramCall call{frame->rax, {frame->rdi, frame->rsi, frame->rdx, frame->r10, frame->r8, frame->r9}, nullptr};
   int64_t result = mind_system_call(call);
-  if (result == kNotCarriedOut) return;
+  if (result == kNotCarriedOut) return 0;
   const Site& site = site_of(*frame);
   frame->rax = static_cast<uint64_t>(result);
   frame->rcx = site.patch + kSystemCallBytes;
@@ -310,8 +310,7 @@ namespace {
                                              uint64_t r14, uint64_t r15) {
   if (!is_minded(frame->rax)) return 0;
   if (is_mask_call(frame->rax) && traps_gone()) return hand_mask_over(nullptr), 0;
-  carry_out(frame, rbp, rbx, r12, r13, r14, r15);
-  return 0;
+  return carry_out(frame, rbp, rbx, r12, r13, r14, r15);
 }
 
 [[gnu::noinline]] uint64_t enter_rarely(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,

@@ -1,5 +1,6 @@
 // Plans for hand-written functions, then runs original and patched code on the same registers: nothing may differ but
 // the hits counted.
+#include "core/isa/x86_64_detour.h"
 #include "host/plan/planner.h"
 
 #include <doctest/doctest.h>
@@ -101,7 +102,7 @@ class Laboratory {
       write(s.island, s.island_original, s.island_bytes);
       write(s.patch, s.original, s.bytes);
       CHECK(std::equal(s.detour_bytes.begin(), s.detour_bytes.end(),
-                       reinterpret_cast<uint8_t*>(s.detour.value - (s.detour_bytes.empty() ? 0 : 8))));
+                       reinterpret_cast<uint8_t*>(s.detour.value - (s.detour_bytes.empty() ? 0 : x86_64_detour::kHeader))));
     }
   }
   void disarm() {
