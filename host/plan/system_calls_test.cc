@@ -1,5 +1,6 @@
 // The truth about which instructions are system calls is objdump's; which numbers they have is known for written
 // code.
+#include "core/isa/x86_64_detour.h"
 #include "host/plan/system_calls.h"
 
 #include <fmt/format.h>
@@ -131,7 +132,7 @@ TEST_CASE("system calls: a number is known where a constant leads straight to th
   for (const SystemCallPlan& call : made.system_calls) {
     CHECK(call.site.method != Method::refused);
     // The agent goes on two bytes behind the copy.
-    size_t at = static_cast<size_t>(call.site.resume.value - call.site.detour.value) + 8;
+    size_t at = static_cast<size_t>(call.site.resume.value - call.site.detour.value) + x86_64_detour::kHeader;
     CHECK(call.site.detour_bytes[at] == 0x0f);
     CHECK(call.site.detour_bytes[at + 1] == 0x05);
   }
