@@ -162,11 +162,6 @@ TEST_CASE("step: at every instruction of detours, trampolines and the hit path t
       REQUIRE(all.size() >= 3);
       for (uint64_t at : all) CHECK(stepper.seen_in_agent().contains(at));
     }
-    if (stacks) continue;
-    AddrRange without_ticks = stepper.function_of_agent("sonde_return_without_ticks");
-    auto all = instructions(without_ticks, stepper.code(without_ticks));
-    REQUIRE(all.size() == 3);
-    for (uint64_t at : all) CHECK(stepper.seen_in_agent().contains(at));
   }
   for (auto& [name, here] : seen) {
     std::string offsets;
