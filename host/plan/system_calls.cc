@@ -101,7 +101,22 @@ std::vector<uint64_t> reached(const CodeView& view, const Targets& targets, cons
   return found;
 }
 
-// The functions that hold bytes of a system call, and the gaps between functions that do.
+// Whether control runs over the function's end: it decodes whole, and its last instruction goes on. A call there is of a
+// function that does not return.
+bool runs_on(const CodeView& view, CodeRange function) {
+  Flow last = Flow::call;
+  for (uint64_t pc = function.begin; pc < function.end;) {
+    auto bytes = view.code_at(pc);
+    auto insn = decode(bytes.first(std::min<size_t>(bytes.size(), 15)), pc);
+    if (!insn || insn->next() > function.end) return false;
+    last = insn->flow;
+    pc = insn->next();
+  }
+  return !ends_flow(last) && last != Flow::call && last != Flow::call_indirect;
+}
+
+// The functions that hold bytes of a system call, and the gaps between functions that do. Of a stripped file's function only the
+// part with unwind information may be known: clone() has none from its system call on. Then what follows is its rest.
 std::vector<Region> regions(const CodeView& view, const Piece& piece) {
   std::vector<Region> out;
   for (size_t i = 0; i + 1 < piece.bytes.size(); i++) {
@@ -114,7 +129,9 @@ std::vector<Region> regions(const CodeView& view, const Piece& piece) {
       uint64_t end = f < view.functions.size() ? view.functions[f].begin : piece.end();
       uint64_t begin = f > 0 ? view.functions[f - 1].end : piece.begin;
       CodeRange gap{std::max(begin, piece.begin), std::min(end, piece.end())};
-      out.push_back({inside ? view.functions[f] : gap, inside, {}});
+      bool rest = !inside && f > 0 && gap.begin == view.functions[f - 1].end && runs_on(view, view.functions[f - 1]);
+      if (rest) gap.begin = view.functions[f - 1].begin;
+      out.push_back({inside ? view.functions[f] : gap, inside || rest, {}});
     }
     out.back().wanted.push_back(at);
   }

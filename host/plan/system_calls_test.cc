@@ -194,6 +194,49 @@ TEST_CASE("system calls: behind bytes that do not decode they are doubtful if so
   CHECK(trap_obstacle(loaded, made).find("a.so+0x") != std::string::npos);
 }
 
+TEST_CASE("system calls: behind the part of a function that unwind information describes, if that part runs on") {
+  std::string folder = fresh_folder("system_calls_rest");
+  write_file(folder + "/a.s", R"(
+    .text
+    like_clone:
+      .cfi_startproc
+      test %rdi, %rdi
+      mov $56, %eax
+      .cfi_endproc
+      syscall
+      test %rax, %rax
+      je 1f
+      ret
+    1: call *%rdx
+      mov $60, %eax
+      syscall
+      hlt
+      .balign 16
+    ends:
+      .cfi_startproc
+      mov $39, %eax
+      ret
+      .cfi_endproc
+      .byte 0x0f, 0x05
+      .balign 16
+    does_not_return:
+      .cfi_startproc
+      mov $39, %eax
+      call like_clone
+      .cfi_endproc
+      .byte 0x0f, 0x05
+  )");
+  run("gcc -shared -nostdlib -s -o a.so a.s", folder);
+  LoadedImage loaded = place(folder + "/a.so");
+  CodeView view = view_code(loaded);
+  Targets targets(view);
+  SystemCalls calls = find_system_calls(view, &targets);
+  std::vector<int> numbers;
+  for (const SystemCall& call : calls.found) numbers.push_back(call.number ? static_cast<int>(*call.number) : -1);
+  CHECK(numbers == std::vector<int>{56, 60});
+  CHECK(calls.doubtful.size() == 2);  // what stands right behind the other two, which do not run on into it
+}
+
 TEST_CASE("system calls: a runtime that makes code makes calls that nobody sees") {
   std::string folder = fresh_folder("system_calls_runtime");
   write_file(folder + "/a.c", "void JNI_CreateJavaVM(void) {}");
