@@ -1,4 +1,5 @@
-// The hit path. Entered from assembly only: core/native/*/entry.S, trampolines.S and trap.S.
+// The hit path for whatever is not usual. Entered from assembly only: core/native/*/entry.S, trampolines.S and trap.S, where
+// the usual hit and the usual return are done by hand.
 //
 //   detour -> sonde_entry -> sonde_on_entry(frame)           takes an entry, hijacks the return slot
 //   return -> trampoline, which corrects the slot -> sonde_on_return(T, ticks, sp)     writes the call record, frees the entry

@@ -3,25 +3,25 @@
 // ABI facts: System V psABI 3.2.2 (128-byte red zone below sp, kept by signal delivery), 3.2.1 (any register may carry a
 // value here: callers compiled with -fipa-ra keep some even in caller-saved ones).
 //
-// Each hooked activation has a trampoline of its own, the address in its return slot. Trampoline i belongs to
-// sonde_entries[i] = {real return address, slot} and to the same rows of three more tables (core/probe/entries.h); all have a
-// stride of 16 bytes:
+// Each hooked activation has a trampoline of its own, T, the address in its return slot:
 //
 //   T-6   ff 15 <rel32>     call *target(%rip)
 //   T+0   e9 <rel32>        jmp sonde_return_common
 //   T+5   90 ... 90
 //
-// Most functions are entered by that call: the entry trampoline has put T-6 into the slot and jumps to it with sp above the
-// slot; target, in a table of its own, is where the function goes on. The call writes T into the slot, and now the processor
-// expects the function to return there; after that the real return address is next in its predictor, and `ret` is right
-// for it as well. Where a trampoline is in the slot already (a tail call), the function is entered by a jump, and left by one.
+// Trampoline i belongs to sonde_entries[i] = {real return address, slot} and to the same rows of some more tables
+// (core/probe/entries.h), one of which holds target. Trampolines begin at multiples of 16, rows have 16 bytes, and the
+// tables lie at fixed distances (offsets.h, agent/layout.ld): entry i is at T + ENTRIES_DISTANCE.
 //
-// and the tables lie at fixed distances (offsets.h, agent/layout.ld), so that entry i is at T + ENTRIES_DISTANCE: trampolines begin at multiples of 16.
+// Most functions are entered by that call. The entry trampoline puts T-6 into the slot and jumps there, with sp above the
+// slot; the call leads to where the function goes on, and puts T into the slot. So the processor expects the function to return
+// to T, and the real return address is next in its predictor: for that `ret` is right as well. Where the slot had a
+// trampoline already (a tail call), the function is entered by a jump, and left by one.
 //
-// The unwind information computes the real address from that: CFA = sp (the slot has been consumed), T = *(CFA - 8)
-// (nothing writes into the red zone), return address = *(T - 6 + ENTRIES_FROM_BEGINNING), where T may be T - 6 as well. It needs no search and no state, so it holds
-// for every unwinder at every instruction, and text is neither written nor read: core files do not hold it. CFA must be sp
-// itself: GNU libunwind and lldb set sp := CFA whatever a rule for sp says.
+// The unwind information computes the real address from the slot: CFA = sp (the slot has been consumed), T or T-6 = *(CFA - 8)
+// (nothing writes into the red zone), return address = *(that, rounded down to 16, + ENTRIES_FROM_BEGINNING). It needs no
+// search and no state, so it holds for every unwinder at every instruction, and text is neither written nor read: core files
+// do not hold it. CFA must be sp itself: GNU libunwind and lldb set sp := CFA whatever a rule for sp says.
 //
 // A frame of size zero shares its CFA with its caller, by which libgcc and LLVM tell the frame of a handler. So exceptions
 // do not pass through: the personality makes every such frame a cleanup that lands in sonde_landing_pad.
@@ -34,7 +34,7 @@
     .cfi_personality 0x9b, personality_reference      // indirect pcrel sdata4
     .cfi_def_cfa %rsp, 0
     CFI_RETURN_ADDRESS_OF_TRAMPOLINE
-    .fill 64, 1, 0x90
+    .fill 64, 1, 0x90              // unwinders look up pc-1: the first one's beginning needs covered bytes in front
     call *TARGETS_DISTANCE(%rip)
     .globl sonde_trampolines
     .hidden sonde_trampolines
