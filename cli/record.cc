@@ -326,6 +326,7 @@ class Recording {
       for (uint64_t n : t.lost) lost += n;
       waited += t.waited_ticks;
     }
+    for (const auto& [site, n] : meta_.site_lost) lost += n[static_cast<unsigned>(LossCause::no_ring)];  // no thread's
     size_t armed = 0, refused = 0;
     for (const TargetSite& site : target_->sites())
       if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;

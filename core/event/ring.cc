@@ -3,6 +3,8 @@
 // with acquire before words behind it are overwritten.
 #include "core/event/ring.h"
 
+#include <cstddef>
+
 #include "core/native/ticks.h"
 
 namespace sonde {
@@ -78,8 +80,12 @@ RingHeader* ring_take(SessionHeader* session, uint32_t pid, uint32_t tid, uint64
   return nullptr;
 }
 
-void ring_end(RingHeader* ring) {
-  __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::ended), __ATOMIC_RELEASE);
+void ring_end(RingHeader* ring, uint32_t tid) {
+  static_assert(offsetof(RingHeader, state) == 0 && offsetof(RingHeader, tid) == 4);  // both in one word
+  auto word = [&](RingState state) { return uint64_t{tid} << 32 | static_cast<uint32_t>(state); };
+  uint64_t expected = word(RingState::taken);
+  __atomic_compare_exchange_n(reinterpret_cast<uint64_t*>(ring), &expected, word(RingState::ended), false,
+                              __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
 void count_loss(SessionHeader* session, RingHeader* ring, uint32_t site, LossCause cause) {

@@ -83,7 +83,7 @@ TEST_CASE("rings are taken one by one until none is free") {
   CHECK(a->tid == 11);
   CHECK(a->thread_pointer == 12);
   CHECK(a->taken_ticks != 0);
-  ring_end(a);
+  ring_end(a, a->tid);
   CHECK(a->state == static_cast<uint32_t>(RingState::ended));
   CHECK(session.take() == nullptr);  // ended is not free: the recorder has to drain it first
 }

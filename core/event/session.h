@@ -109,7 +109,8 @@ enum class RingState : uint32_t { free = 0, taken = 1, ended = 2 };
 struct RingHeader {
   // Identity, written by the producer when it takes the ring.
   uint32_t state;  // RingState; free -> taken by the target (compare-exchange), ended -> free by the host
-  uint32_t pid, tid;
+  uint32_t tid;    // beside the state, for ring_end
+  uint32_t pid;
   uint32_t reserved;
   uint64_t thread_pointer;
   uint64_t taken_ticks;

@@ -44,7 +44,10 @@ bool is_chained(uint64_t word, uint32_t index) {
   uint32_t at = trampoline_index(word) + 1;
   for (uint32_t i = 0; at && i <= kMaxTailChain; i++) {
     if (at - 1 == index) return true;
-    at = sonde_calls[at - 1].link;
+    // A free one's link is none to an activation. Its owner may free it after this look: then the link is any number.
+    if (sonde_owners[at - 1].state != EntryState::in_use) return false;
+    at = __atomic_load_n(&sonde_calls[at - 1].link, __ATOMIC_RELAXED);
+    if (at > kTrampolines) return false;
   }
   return false;
 }

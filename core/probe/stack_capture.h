@@ -25,6 +25,7 @@ struct ThreadScratch {
   AddrRange stacks[3];  // known to be mapped
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
+  uint64_t turns[kMaxContextLevels];  // walks begun, by level
   AddrRange alternate;  // the program's alternate signal stack, see alternate_stack.h; empty: none
   union {
     Frame frames[kHitFrames];

@@ -64,7 +64,7 @@ ThreadState* check_identity(SessionHeader* session, ThreadState* state, uint64_t
   }
   __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELAXED);
   __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
-  if (state->ring) ring_end(state->ring);
+  if (state->ring) ring_end(state->ring, state->tid);
   return set_up(session, state, key);
 }
 
@@ -99,7 +99,7 @@ ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) 
     uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
     if (there & kRegistering || is_alive(state->pid, state->tid) || !claim(state, there, key)) continue;
     __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
-    if (state->ring) ring_end(state->ring);
+    if (state->ring) ring_end(state->ring, state->tid);
     return set_up(session, state, key);
   }
   return nullptr;

@@ -120,9 +120,20 @@ class Walker {
                            ? row_at(arena_, reference)
                            : places_.at(frame.code(), Addr(), false).row;  // a handler took its place
       regs_.valid &= kKept<Isa>;
+      if (!row) {  // the frame is not the one that was shown: a handler has gone on to another stack, and this walk waited
+        result_.reason = Reason::no_table_row;
+        regs_.valid &= ~saved_bits();
+        continue;
+      }
       for (unsigned i = 1; i < Isa::kSaved.size(); i++) restore(i, *row, frame.cfa);
     }
     behind_from_ = kNotBehind;
+  }
+
+  static constexpr uint64_t saved_bits() {
+    uint64_t bits = 0;
+    for (unsigned i = 1; i < Isa::kSaved.size(); i++) bits |= uint64_t{1} << Isa::kSaved[i];
+    return bits;
   }
 
   // The caller's Isa::kSaved[i]. A slot that cannot be read leaves it unknown, on the long way too.

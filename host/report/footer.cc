@@ -38,6 +38,9 @@ Footer gather(const Recording& recording, const Survey& survey) {
     for (unsigned c = 0; c < kLossCauses; c++)
       if (t.lost[c]) f.lost[describe(static_cast<LossCause>(c))] += t.lost[c];
   }
+  // Of threads without a ring only the sites count.
+  for (const RecordedSite& s : recording.sites)
+    if (uint64_t n = s.lost[static_cast<unsigned>(LossCause::no_ring)]) f.lost[describe(LossCause::no_ring)] += n;
   if (recording.lost_no_thread_state) f.lost["no state left for the thread"] += recording.lost_no_thread_state;
   for (const RefusedFunction& r : recording.refused) f.refused[r.reason.substr(0, r.reason.find(" (at"))]++;
   for (const RecordedSite& s : recording.sites)

@@ -105,7 +105,8 @@ Counts check(std::vector<std::string> program, bool from_entry, uint64_t least_s
 void check_refused(const Counts& counts, std::initializer_list<std::string> names) {
   for (auto& [where, n] : counts.refused_in) {
     INFO(where, " refused ", n, " times");
-    CHECK(std::ranges::find(names, where) != names.end());
+    // Without libc's debug symbols its functions have no names.
+    CHECK((std::ranges::find(names, where) != names.end() || where.starts_with("libc.so.6+0x")));
   }
 }
 

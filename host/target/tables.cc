@@ -28,6 +28,12 @@ ArenaDetour detour_of(const TargetSite& site, uint32_t number) {
   return detour;
 }
 
+// The long jump of a short one, in padding nearby: there nothing has been done yet either.
+ArenaDetour island_of(const TargetSite& site, uint32_t number) {
+  auto size = static_cast<int64_t>(site.plan.island_bytes.size());
+  return {{site.plan.island, site.plan.island + size}, site.plan.patch, number, {{0, -1, 0, 0}}};
+}
+
 }  // namespace
 
 // Once for each image: with many libraries this is most of the work.
@@ -51,8 +57,10 @@ ArenaInput Target::arena_input() const {
     if (options_.stacks) input.images.push_back({image.loaded, image.table});
   }
   for (uint32_t i = 0; i < sites_.size(); i++)
-    if (!sites_[i].gone && sites_[i].plan.method != Method::refused && !sites_[i].plan.steps.empty())
+    if (!sites_[i].gone && sites_[i].plan.method != Method::refused && !sites_[i].plan.steps.empty()) {
       input.detours.push_back(detour_of(sites_[i], i));
+      if (!sites_[i].plan.island_bytes.empty()) input.detours.push_back(island_of(sites_[i], i));
+    }
   input.trampolines = agent_address(agent_.trampolines);
   input.entries = agent_address(agent_.entries);
   return input;

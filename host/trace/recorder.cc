@@ -326,8 +326,8 @@ void Recorder::recycle_ended() {
     threads_[view.thread].pending.reset();
     view = {};
     if (summing_) sums_.clear(i);
-    std::memset(reinterpret_cast<char*>(ring) + offsetof(RingHeader, pid), 0,
-                sizeof(RingHeader) - offsetof(RingHeader, pid));
+    std::memset(reinterpret_cast<char*>(ring) + offsetof(RingHeader, tid), 0,
+                sizeof(RingHeader) - offsetof(RingHeader, tid));
     __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::free), __ATOMIC_RELEASE);
   }
 }

@@ -207,7 +207,7 @@ TEST_CASE("recorder: a ring given back serves the next thread, and each keeps it
     CHECK(ring->calls == 0);
     for (uint64_t n = 0; n < 10 + i; n++) REQUIRE(b.write(ring, n));
     ring->calls = 10 + i;
-    ring_end(ring);
+    ring_end(ring, ring->tid);
     CHECK(b.take(999) == nullptr);
     usleep(210000);  // accounts are settled now and then
     b.recorder->poll();
@@ -226,7 +226,7 @@ TEST_CASE("recorder: calls without a record are their thread's where it ended be
   RingHeader* first = b.take(100);
   REQUIRE(b.write(first, 1));
   first->calls = 3;
-  ring_end(first);
+  ring_end(first, first->tid);
   usleep(210000);
   b.recorder->poll();
   RingHeader* still_there = b.take();
@@ -236,7 +236,7 @@ TEST_CASE("recorder: calls without a record are their thread's where it ended be
   REQUIRE(b.write(last, 1));
   last->calls = 2;
   b.recorder->poll();
-  ring_end(last);
+  ring_end(last, last->tid);
   b.finish();
   REQUIRE(b.meta.threads.size() == 3);
   CHECK(b.meta.threads[0].outlived);

@@ -59,3 +59,54 @@ C
   "$SONDE" report -f 'l*v?' trace >out
   grep -q leave out
 }
+
+@test "thousands of short threads: each call is recorded, or lost and said to be" {
+  cat >few.c <<'C'
+#include <pthread.h>
+#include <stdio.h>
+__attribute__((noinline)) void *one(void *a) { __asm__ volatile(""); return a; }
+int main(void) {
+  for (int i = 0; i < 2000; i++) {
+    pthread_t t;
+    pthread_create(&t, 0, one, 0);
+    pthread_join(t, 0);
+  }
+  puts("ok");
+}
+C
+  gcc -O2 -pthread few.c -o few
+  same_as_untraced -f one -- ./few
+  recorded=$(calls_of one)
+  lost=$("$SONDE" report trace --json | python3 -c 'import json,sys; print(sum(json.load(sys.stdin)["footer"]["lost"].values()))')
+  [ $((recorded + lost)) -eq 2000 ]
+}
+
+@test "threads that longjmp and end, more than there are rings: none crashes, none hangs" {
+  cat >jumps.c <<'C'
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdio.h>
+static __thread jmp_buf back;
+__attribute__((noinline)) long deeper(long d) {
+  if (d == 0) longjmp(back, 1);
+  long r = deeper(d - 1);
+  __asm__ volatile("");
+  return r + 1;
+}
+static void *jumps(void *a) {
+  for (int k = 0; k < 20000; k++)
+    if (!setjmp(back)) deeper(k % 20);
+  return a;
+}
+int main(void) {
+  for (int r = 0; r < 5; r++) {
+    pthread_t t[4];
+    for (int i = 0; i < 4; i++) pthread_create(t + i, 0, jumps, 0);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
+  }
+  puts("ok");
+}
+C
+  gcc -O2 -fno-optimize-sibling-calls -pthread jumps.c -o jumps
+  for i in 1 2 3; do same_as_untraced -- ./jumps; done
+}
