@@ -7,6 +7,7 @@ import argparse
 import fnmatch
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -24,18 +25,28 @@ def functions(program):
     return table
 
 
-def count(folder, program, addresses):
+def arguments_of(case, name):
+    """Those of the case's first command for this program; a case without commands.txt has none."""
+    commands = run.HERE / case / "commands.txt"
+    for line in commands.read_text().splitlines() if commands.exists() else []:
+        words = line.split()
+        if words and words[0] == f"./out/{name}":
+            return words[1:]
+    return []
+
+
+def count(folder, program, addresses, arguments):
     """Hits of each link-time address, by gdb without address randomisation."""
     pie = b"DYN" in subprocess.run(["readelf", "-h", program], cwd=folder, stdout=subprocess.PIPE, check=True).stdout
     base = 0x555555554000 if pie else 0
     script = ["set pagination off", "set confirm off", "set breakpoint pending off", "handle all nostop noprint pass",
               "handle SIGTRAP stop print nopass",
-              "starti > /dev/null"]
+              f"starti {shlex.join(arguments)} > /dev/null"]
     for number, address in enumerate(addresses, 1):
         script += [f"break *{base + address:#x}", f"ignore {number} 1000000000"]
     script += ["continue", "info breakpoints"]
-    arguments = [word for line in script for word in ("-ex", line)]
-    text = subprocess.run(["gdb", "-nx", "-q", "-batch", *arguments, program], cwd=folder, stdout=subprocess.PIPE,
+    lines = [word for line in script for word in ("-ex", line)]
+    text = subprocess.run(["gdb", "-nx", "-q", "-batch", *lines, program], cwd=folder, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace", timeout=600).stdout
     table = text[text.rindex("Num     Type"):]
     hits = dict.fromkeys(range(1, len(addresses) + 1), 0)
@@ -70,7 +81,8 @@ def check(case, options):
         for function in [f for f, a in places.items() if not a]:
             print(f"{case}: {name}: no symbol for {function}")
             del places[function]
-        hits = count(folder, f"./out/{name}", sorted(set().union(*places.values()))) if places else {}
+        addresses = sorted(set().union(*places.values()))
+        hits = count(folder, f"./out/{name}", addresses, arguments_of(case, name)) if places else {}
         for function, addresses in places.items():
             seen = sum(hits[a] for a in addresses)
             wrong += seen != wanted[function]
