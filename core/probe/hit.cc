@@ -271,7 +271,6 @@ SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t 
   return 0;
 }
 
-
 SONDE_HOT uint64_t hit_usual(SessionHeader* session, uint32_t number, uint64_t* slot, uint64_t own_sp) {
   ThreadState* thread = recording_thread(session, number);
   if (__builtin_expect(!thread, 0)) return 0;

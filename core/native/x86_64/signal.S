@@ -2,6 +2,8 @@
 // site on a system call that the agent has carried out (x86-64). Kernel ABI: a handler is entered as if called by its
 // restorer: (sp) = the restorer, rdi, rsi, rdx = signal, siginfo, ucontext, rax = 0; ucontext at sp + 8.
 
+#include "core/native/x86_64/entry_frame.h"
+
     .equ ENTRANCES, 1024           // kHandlers
     .equ STATUS_FLAGS, 0x8d5       // OF SF ZF AF PF CF
 
@@ -57,8 +59,7 @@ handler_common:
 sonde_leave_system_call:
     .cfi_startproc simple
     .cfi_def_cfa %rdi, 224
-    // DW_CFA_val_expression rip, as in entry.S
-    .cfi_escape 0x16, 16, 9, 0x08, 144, 0x1c, 0x06, 0x4e, 0x1c, 0x06, 0x23, 1
+    probed_function_called_us
     .cfi_register %rbp, %rsi
     .cfi_register %rbx, %rdx
     .cfi_register %r12, %rcx
@@ -107,25 +108,7 @@ sonde_leave_system_call:
     pop %r8
     .cfi_def_cfa_offset 192
     .cfi_same_value %r8
-    pop %rdi
-    .cfi_def_cfa_offset 184
-    .cfi_same_value %rdi
-    pop %rsi
-    .cfi_def_cfa_offset 176
-    .cfi_same_value %rsi
-    pop %rdx
-    .cfi_def_cfa_offset 168
-    .cfi_same_value %rdx
-    pop %rcx
-    .cfi_def_cfa_offset 160
-    .cfi_same_value %rcx
-    pop %rax
-    .cfi_def_cfa_offset 152
-    add $127, %al                  // OF = (al was 1)
-    sahf                           // SF ZF AF PF CF
-    pop %rax
-    .cfi_def_cfa_offset 144
-    .cfi_same_value %rax
+    restore_usual
     lea 8(%rsp), %rsp
     .cfi_def_cfa_offset 136
     ret $128
