@@ -98,14 +98,16 @@ std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, 
   AddrRange stack = known_stack(scratch, regs.sp);
   auto& walk = scratch->walks[level];
   uint64_t turn = ++scratch->turns[level];
-  if (unsigned count = walk_usual(arena, scratch->rows, stack, regs, walk.packed)) return {walk.packed, count};
-  unsigned count = walk_any(arena, scratch, stack, regs, walk.frames);
+  unsigned count = walk_usual(arena, scratch->rows, stack, regs, walk.packed);
+  if (!count) {
+    count = walk_any(arena, scratch, stack, regs, walk.frames);
+    for (unsigned i = 0; i < count; i++) {
+      uint64_t word = pack_frame(walk.frames[i]);  // which no later frame's place begins in front of
+      walk.packed[i] = word;
+    }
+  }
   // A handler may have gone on to another stack of the program's own making, whose hits took this walk for one left for ever.
   if (__atomic_load_n(&scratch->turns[level], __ATOMIC_RELAXED) != turn) return {};
-  for (unsigned i = 0; i < count; i++) {
-    uint64_t word = pack_frame(walk.frames[i]);  // which no later frame's place begins in front of
-    walk.packed[i] = word;
-  }
   return {walk.packed, count};
 }
 

@@ -4,6 +4,7 @@
 #include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/alternate_stack.h"
+#include "core/probe/entries.h"
 #include "core/probe/safe_read.h"
 
 namespace sonde {
@@ -45,7 +46,7 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   state->tid = static_cast<uint32_t>(system_call(__NR_gettid));
   for (uint64_t& guard : state->guards) guard = 0;
   state->usual_owner[0] = state->tid;
-  state->usual_owner[1] = 1;  // EntryState::in_use
+  state->usual_owner[1] = static_cast<uint32_t>(EntryState::in_use);
   ask_alternate_stack(thread_scratch(sonde_agent_control.thread_area, state));
   state->tid_word = find_tid_word(state, key);
   state->tid_value = *state->tid_word;
@@ -53,6 +54,12 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   __atomic_store_n(&state->key, key, __ATOMIC_RELEASE);
   allow_usual_path(session, state);
   return state;
+}
+
+// The state is about to become another thread's; its key has kRegistering set.
+void leave_to_another(ThreadState* state) {
+  __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
+  if (state->ring) ring_end(state->ring, state->tid);
 }
 
 // libc's word changed: libc has only now filled it in (program start, fork), or this is another thread.
@@ -63,8 +70,7 @@ ThreadState* check_identity(SessionHeader* session, ThreadState* state, uint64_t
     return state;
   }
   __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELAXED);
-  __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
-  if (state->ring) ring_end(state->ring, state->tid);
+  leave_to_another(state);
   return set_up(session, state, key);
 }
 
@@ -98,8 +104,7 @@ ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) 
     ThreadState* state = &states[(first + i) % kThreadSlots];
     uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
     if (there & kRegistering || is_alive(state->pid, state->tid) || !claim(state, there, key)) continue;
-    __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
-    if (state->ring) ring_end(state->ring, state->tid);
+    leave_to_another(state);
     return set_up(session, state, key);
   }
   return nullptr;
