@@ -1,47 +1,74 @@
 #!/usr/bin/env python3
-"""Formats the C and C++ sources with clang-format-19; --check only says which files would change.
+"""Says which C and C++ sources clang-format-19 would change; with --write it changes them.
 
-The cases under tests/cases are left alone: some depend on how their text lies.
+usage: format.py [--self-test | --write [FILE...]]
+
+The cases under tests/cases are left alone: some depend on how their text lies. So are, until somebody formats them, the files
+that tools/format_exempt.txt lists; a file that is formatted may not stay on that list.
 """
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
+import gate
+
 FOLDERS = ("agent", "bench", "cli", "core", "host", "include", "tests")
 EXCLUDED = ("tests/cases/", "tests/data/", "tests/programs/")
+EXEMPT = "tools/format_exempt.txt"
 TOOL = "clang-format-19"
+STYLE = f"--style=file:{gate.TOP / '.clang-format'}"
 
 
-def sources(top):
-    for folder in FOLDERS:
-        for path in sorted((top / folder).rglob("*")):
-            name = path.relative_to(top).as_posix()
-            if path.suffix in (".h", ".cc") and not name.startswith(EXCLUDED):
-                yield path
+def names(top):
+    return [name for name, _ in gate.sources(top, FOLDERS, (".h", ".cc"), EXCLUDED)]
 
 
-def would_change(path):
-    text = path.read_bytes()
-    made = subprocess.run([TOOL, "--style=file", path], stdout=subprocess.PIPE, check=True).stdout
-    return made != text
+def exempt(top):
+    file = top / EXEMPT
+    return set(file.read_text().split()) if file.exists() else set()
+
+
+def unformatted(top, some):
+    if not some:
+        return set()
+    command = [TOOL, STYLE, "--dry-run", *some]
+    said = subprocess.run(command, cwd=top, stderr=subprocess.PIPE, text=True, errors="replace", check=True).stderr
+    return set(re.findall(r"^(.+?):\d+:\d+: warning: code should be clang-formatted", said, re.M))
+
+
+def check(top):
+    known, bad = exempt(top), unformatted(top, names(top))
+    for name in sorted(bad - known):
+        yield f"{name}: not formatted; run ./dev fmt {name}"
+    for name in sorted(known - bad):
+        yield f"{EXEMPT}: {name} is formatted, or gone: take it off the list"
+
+
+BAD = [
+    {"core/base/a.h": "#pragma once\nint  a;\n"},
+    {"host/a.cc": "int a() {\n    return 1;\n}\n"},
+    {"host/a.cc": "int a;\n", EXEMPT: "host/a.cc\n"},
+    {EXEMPT: "host/gone.cc\n"},
+]
+GOOD = [
+    {"core/base/a.h": "#pragma once\nint a;\n"},
+    {"tests/cases/001/a.cc": "int  a;\n"},
+    {"host/a.cc": "int  a;\n", EXEMPT: "host/a.cc\n"},
+]
 
 
 def main():
-    arguments = [a for a in sys.argv[1:] if a != "--check"]
-    check = "--check" in sys.argv[1:]
     if not shutil.which(TOOL):
         print(f"{TOOL} is not installed; ./dev setup installs it")
         return 77
-    top = pathlib.Path(__file__).resolve().parent.parent
-    paths = [pathlib.Path(a).resolve() for a in arguments] or list(sources(top))
-    if not check:
-        return subprocess.run([TOOL, "--style=file", "-i", *paths]).returncode
-    bad = [p for p in paths if would_change(p)]
-    for path in bad:
-        print(f"{path}: not formatted; run ./dev fmt")
-    print(f"{len(paths)} files looked at, {len(bad)} not formatted")
-    return 1 if bad else 0
+    options = [a for a in sys.argv[1:] if a.startswith("--")]
+    files = [pathlib.Path(a).resolve() for a in sys.argv[1:] if not a.startswith("--")]
+    if options != ["--write"]:
+        return gate.main(check, BAD, GOOD)
+    known = exempt(gate.TOP)
+    return subprocess.run([TOOL, STYLE, "-i", *(files or [gate.TOP / n for n in names(gate.TOP) if n not in known])]).returncode
 
 
 if __name__ == "__main__":

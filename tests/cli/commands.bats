@@ -28,6 +28,30 @@ one_error() { [[ "$output" == "sonde: "* ]] && [[ "$output" != *$'\n'* ]]; }
   done
 }
 
+@test "no word is swallowed" {
+  for command in '--version extra' '--version report' '--help extra' 'check true extra' \
+                 'dump table true extra' 'stack -p 1 core' 'stack core program extra' 'report trace extra' \
+                 'report -f a trace extra' 'report --tid 1 2 3' 'report --json=maybe' \
+                 'dump table --stats --at 0x10 true' 'dump extra'; do
+    run "$SONDE" $command
+    [ "$status" -eq 2 ] || { echo "$command: $status $output"; return 1; }
+    [[ "${lines[0]}" == "sonde: "* ]]
+  done
+  run -0 "$SONDE" --version
+  run -0 "$SONDE" --help
+  run -0 "$SONDE" --help report
+  [ "$output" = "$("$SONDE" report --help)" ]
+}
+
+@test "./dev build names its presets, and how to choose the number of compilers" {
+  dev=$BATS_TEST_DIRNAME/../../dev
+  presets=$(cd "$(dirname "$dev")" && cmake --list-presets | sed -n 's/^  "\(.*\)" .*/\1/p' | paste -sd, | sed 's/,/, /g')
+  run -1 "$dev" build -j2
+  [ "$output" = "dev: build: '-j2' is no preset; there are: $presets. So many compilers at once: SONDE_JOBS=2 ./dev build" ]
+  run -1 "$dev" build gcc -j2
+  [[ "$output" == *"not also '-j2'"*SONDE_JOBS* ]]
+}
+
 @test "a word that is missing is named, with what it may be" {
   run -2 "$SONDE" record -o trace
   [ "${lines[0]}" = "sonde: PROGRAM is required" ]
