@@ -115,6 +115,10 @@ Result<void> TraceReader::scan(const std::string& path) {
     if (!next) break;
     at = static_cast<uint64_t>(static_cast<const uint8_t*>(next) - data_);
   }
+  if (good == sizeof header && skipped == 0)
+    return fail(fmt::format("{}: nothing of it can be read: its {} bytes hold the header of a trace but no whole chunk; it was cut "
+                            "or damaged, or its recorder ended before it wrote anything",
+                            path, size_));
   say_what_is_missing(good, skipped);
   return {};
 }
