@@ -29,9 +29,11 @@ void print_function(const Image& image, const check::FunctionReport& report, con
   for (const check::Finding& finding : report.findings) {
     bool wrong = finding.verdict == check::Verdict::wrong;
     if (!wrong && !(finding.verdict == check::Verdict::missing ? options.missing : options.unknown)) continue;
-    if (!named) fmt::print("{} ({:#x}, {} bytes)\n", printable(display_name(image, f)), f.range.begin.value, f.range.size());
+    if (!named)
+      fmt::print("{} ({:#x}, {} bytes)\n", printable(display_name(image, f)), f.range.begin.value, f.range.size());
     named = true;
-    std::string what = wrong ? fmt::format("wrong: {}", check::describe_wrong(finding.wrong)) : check::describe(finding.verdict);
+    std::string what =
+        wrong ? fmt::format("wrong: {}", check::describe_wrong(finding.wrong)) : check::describe(finding.verdict);
     fmt::print("  +{:#x} {:#x}  {}  -- {}{}{}\n", static_cast<uint64_t>(finding.pc - f.range.begin), finding.pc.value,
                finding.insn, what, finding.elsewhere ? "; " : "", note_on(finding));
     fmt::print("      row   {}\n      code  {}\n", finding.row, finding.truth);
@@ -54,7 +56,9 @@ Totals totals_of(const check::Report& report) {
   return t;
 }
 
-uint64_t count_of(const check::Report& report, check::Verdict verdict) { return report.counts[static_cast<unsigned>(verdict)]; }
+uint64_t count_of(const check::Report& report, check::Verdict verdict) {
+  return report.counts[static_cast<unsigned>(verdict)];
+}
 
 void print_text(const Image& image, const check::Report& report, const Options& options, bool kept) {
   for (const check::FunctionReport& f : report.functions) print_function(image, f, options);
@@ -64,7 +68,8 @@ void print_text(const Image& image, const check::Report& report, const Options& 
   fmt::print("{}: {} instructions of {} functions\n", printable(image.path()), all, t.functions);
   fmt::print("{:>10}  right\n", count_of(report, check::Verdict::right));
   fmt::print("{:>10}  wrong, in {} functions\n", wrong, t.wrong_functions);
-  fmt::print("{:>10}  missing: no row, in {} functions\n", count_of(report, check::Verdict::missing), t.missing_functions);
+  fmt::print("{:>10}  missing: no row, in {} functions\n", count_of(report, check::Verdict::missing),
+             t.missing_functions);
   fmt::print("{:>10}  unknown: neither proven nor refuted\n", count_of(report, check::Verdict::unknown));
   fmt::print("{:>10}  unreached: no path leads there that could be followed, in {} functions\n",
              count_of(report, check::Verdict::unreached), t.unreached_functions);
@@ -94,7 +99,8 @@ void print_json(const Image& image, const check::Report& report, bool kept) {
   auto& functions = out["functions"] = nlohmann::ordered_json::array();
   for (const check::FunctionReport& r : report.functions) {
     const Function& f = image.functions()[r.function];
-    nlohmann::ordered_json line{{"address", f.range.begin.value}, {"size", f.range.size()}, {"name", display_name(image, f)}};
+    nlohmann::ordered_json line{
+        {"address", f.range.begin.value}, {"size", f.range.size()}, {"name", display_name(image, f)}};
     line["instructions"] = counts_json(r.counts);
     if (r.clobbered) line["clobbers"] = check::describe_wrong(r.clobbered);
     auto& findings = line["findings"] = nlohmann::ordered_json::array();
@@ -126,15 +132,18 @@ int run(const Options& options) {
 
 void add_check(CLI::App& app, int& status) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("check", "Prove a file's unwind tables against its code, and find what is wrong in them");
+  CLI::App* command =
+      app.add_subcommand("check", "Prove a file's unwind tables against its code, and find what is wrong in them");
   command->add_option("file", options->file, "A program or library, x86-64")->required()->type_name("FILE");
   command->add_flag("--missing", options->missing, "Also print each instruction that has no row");
-  command->add_flag("--unknown", options->unknown, "Also print each instruction whose row is neither proven nor refuted");
+  command->add_flag("--unknown", options->unknown,
+                    "Also print each instruction whose row is neither proven nor refuted");
   command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--no-mark", options->no_mark, "Only look: do not mark wrong rows in the cache of tables");
   command->footer(
       "Every function is executed abstractly along all its paths: where its frame, its return address and its saved\n"
-      "registers are at each instruction. A row is wrong if that contradicts it for certain; both answers are printed.\n"
+      "registers are at each instruction. A row is wrong if that contradicts it for certain; both answers are "
+      "printed.\n"
       "Wrong rows are marked in the cache of tables, and stacks that need one are called unreliable from then on.\n"
       "Exit status 1 if there is a wrong row.\n\n"
       "Examples:\n"

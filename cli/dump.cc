@@ -57,7 +57,8 @@ void print_stats(const host::TableStats& stats, bool json) {
     if (!json) fmt::print("{:>10}  {}\n", count.value, count.label);
   }
   if (!json && stats.source_bytes)
-    fmt::print("{:>9.2f}x  table to source\n", static_cast<double>(stats.table_bytes) / static_cast<double>(stats.source_bytes));
+    fmt::print("{:>9.2f}x  table to source\n",
+               static_cast<double>(stats.table_bytes) / static_cast<double>(stats.source_bytes));
   for (unsigned i = 0; i < host::kInexpressibles; i++) {
     const char* reason = host::describe(static_cast<host::Inexpressible>(i));
     reasons[reason] = stats.inexpressible[i];
@@ -80,7 +81,8 @@ void dump_table(const TableOptions& options) {
   auto table = Table::open(compiled.bytes);
   if (!table) throw CommandError{{options.file + ": table " + host::describe(table.error())}};
   if (options.at.empty())
-    return table->for_each([&](ImageAddr begin, ImageAddr end, const Row* row) { print_row(*table, begin, end, row, options.json); });
+    return table->for_each(
+        [&](ImageAddr begin, ImageAddr end, const Row* row) { print_row(*table, begin, end, row, options.json); });
   ImageAddr at = parse_address(options.at);
   bool found = false;
   table->for_each([&](ImageAddr begin, ImageAddr end, const Row* row) {
@@ -95,13 +97,14 @@ void add_table(CLI::App& dump) {
   auto options = std::make_shared<TableOptions>();
   CLI::App* command = dump.add_subcommand("table", "The unwind table that is made from a file's .eh_frame");
   command->add_option("FILE", options->file, "ELF file")->required();
-  command->add_flag("--stats", options->stats, "Counts and sizes instead of rows");
-  command->add_option("--at", options->at, "Only the row in force at this address of the file");
+  auto* stats = command->add_flag("--stats", options->stats, "Counts and sizes instead of rows");
+  command->add_option("--at", options->at, "Only the row in force at this address of the file")->excludes(stats);
   command->add_flag("--json", options->json, "One JSON object per line");
-  command->footer("Examples:\n"
-                  "  sonde dump table ./app                   each range of code and how to find its caller\n"
-                  "  sonde dump table ./app --at 0x1139       the row in force there\n"
-                  "  sonde dump table libc.so.6 --stats       sizes, and what could not be expressed");
+  command->footer(
+      "Examples:\n"
+      "  sonde dump table ./app                   each range of code and how to find its caller\n"
+      "  sonde dump table ./app --at 0x1139       the row in force there\n"
+      "  sonde dump table libc.so.6 --stats       sizes, and what could not be expressed");
   command->callback([options] { dump_table(*options); });
 }
 

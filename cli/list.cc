@@ -58,7 +58,8 @@ ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, 
 }
 
 // What `record` would do in a process with this file, as far as the file says: without traps where it forbids them.
-ImagePlan make_plan(const LoadedImage& loaded, const std::vector<uint32_t>& functions, bool traps, std::string* obstacle) {
+ImagePlan make_plan(const LoadedImage& loaded, const std::vector<uint32_t>& functions, bool traps,
+                    std::string* obstacle) {
   ImagePlan plan = make_plan(loaded, functions, traps);
   if (traps) *obstacle = trap_obstacle(loaded, plan);
   return obstacle->empty() ? plan : make_plan(loaded, functions, false);
@@ -73,7 +74,8 @@ struct Verdict {
 Verdict judge(const SitePlan& site) {
   if (site.method == Method::refused)
     return {describe(site.method), fmt::format("{} (at +{:#x})", describe(site.refusal), site.refusal_offset)};
-  if (site.no_hijack != NoHijack::none) return {describe(site.method), fmt::format("entry only: {}", describe(site.no_hijack))};
+  if (site.no_hijack != NoHijack::none)
+    return {describe(site.method), fmt::format("entry only: {}", describe(site.no_hijack))};
   return {describe(site.method), ""};
 }
 
@@ -164,8 +166,11 @@ int run(const Options& options) {
 void add_list(CLI::App& app, int& status) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("list", "Print what can be probed in a file and by which method, or why not");
-  command->add_option("file", options->file, "A program (also by its name in PATH) or a library")->required()->type_name("FILE");
-  command->add_option("patterns", options->patterns, "Only these functions: GLOB, MODULE:GLOB, !GLOB")->type_name("PATTERN");
+  command->add_option("file", options->file, "A program (also by its name in PATH) or a library")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("patterns", options->patterns, "Only these functions: GLOB, MODULE:GLOB, !GLOB")
+      ->type_name("PATTERN");
   command->add_flag("--no-trap", options->no_trap, "Refuse functions that only a one-byte trap fits");
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(

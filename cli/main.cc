@@ -21,27 +21,36 @@ std::string red(const std::string& text) { return isatty(2) ? "\033[31m" + text 
 
 std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(command->get_name());
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
   return names;
 }
 
-// Without a command, or with a word that is none. Options of sonde's own are left to the parser.
+// Without a command, or with a word that is none or would be swallowed. Options of sonde's own are left to the parser.
 bool names_no_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2) {
     fmt::print(stderr, "{}\n\n{}", red("sonde: which command?"), app.help());
     return true;
   }
   std::string word = argv[1];
+  if (argc > 2 && (word == "--help" || word == "-h")) word = argv[2];  // of a command
+  if (word == "--version" && argc > 2) {
+    fmt::print(stderr, "{}\n",
+               red(fmt::format("sonde: --version stands alone, not with '{}'", sonde::host::printable(argv[2]))));
+    return true;
+  }
   auto names = command_names(app);
   if (word.starts_with('-') || std::ranges::find(names, word) != names.end()) return false;
   std::string near;
   for (const std::string& name : sonde::host::nearest(word, names))
-    if (near.empty() && (name.starts_with(word) || word.starts_with(name) || sonde::host::edit_distance(word, name, 3) < 3))
+    if (near.empty() &&
+        (name.starts_with(word) || word.starts_with(name) || sonde::host::edit_distance(word, name, 3) < 3))
       near = fmt::format("; did you mean {}?", name);
   if (near.empty() && (word.find('/') != word.npos || access(word.c_str(), F_OK) == 0))
     near = fmt::format("; to record a program: sonde record {}", word);
   fmt::print(stderr, "{}\nusage: sonde {} ...\n       sonde COMMAND --help\n",
-             red(fmt::format("sonde: '{}' is no command{}", sonde::host::printable(word), near)), fmt::join(names, "|"));
+             red(fmt::format("sonde: '{}' is no command{}", sonde::host::printable(word), near)),
+             fmt::join(names, "|"));
   return true;
 }
 
@@ -62,13 +71,14 @@ int main(int argc, char** argv) {
   CLI::App app{"Function probes and trustworthy stack traces for user programs.", "sonde"};
   app.set_version_flag("--version", "sonde 0.1.0");
   app.require_subcommand(1);
-  app.footer("Examples:\n"
-             "  sonde record ./app args        record the calls of app's own functions\n"
-             "  sonde report                   show them as a tree\n"
-             "  sonde list ./app 'net::*'      what can be probed there, and how\n"
-             "  sonde stack -p 4711            every thread's stack, each frame with its verdict\n"
-             "  sonde check ./libx.so          where its unwind tables are wrong\n"
-             "  sonde COMMAND --help           more of each");
+  app.footer(
+      "Examples:\n"
+      "  sonde record ./app args        record the calls of app's own functions\n"
+      "  sonde report                   show them as a tree\n"
+      "  sonde list ./app 'net::*'      what can be probed there, and how\n"
+      "  sonde stack -p 4711            every thread's stack, each frame with its verdict\n"
+      "  sonde check ./libx.so          where its unwind tables are wrong\n"
+      "  sonde COMMAND --help           more of each");
   int status = 0;
   try {
     sonde::cli::add_record(app, status);

@@ -19,6 +19,7 @@
 #include "host/image/select.h"
 #include "host/target/exec_watch.h"
 #include "host/target/launch.h"
+#include "host/target/program_file.h"
 #include "host/target/service.h"
 #include "host/target/trap_cost.h"
 #include "host/trace/recorder.h"
@@ -128,7 +129,8 @@ class Recording {
     if (options_.sum && options_.stacks)
       throw CommandError{{"-s and --sum exclude each other: sums have no single hits that a stack could belong to", 2}};
     if (options_.sum && options_.drop)
-      throw CommandError{{"--drop and --sum exclude each other: with --sum there are no records that could be dropped", 2}};
+      throw CommandError{
+          {"--drop and --sum exclude each other: with --sum there are no records that could be dropped", 2}};
     Selection selection = require(Selection::parse(options_.functions));
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
@@ -151,8 +153,10 @@ class Recording {
     Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
       return selection.select(*loaded.image, is_program);
     };
-    TargetOptions target_options{
-        .stacks = options_.stacks, .sum = options_.sum, .allow_traps = !options_.no_trap, .force_traps = options_.force_trap};
+    TargetOptions target_options{.stacks = options_.stacks,
+                                 .sum = options_.sum,
+                                 .allow_traps = !options_.no_trap,
+                                 .force_traps = options_.force_trap};
     target_.emplace(launched.pid, agent, launched.program, launched.syscall_instruction, target_options);
     try {
       require(target_->install(launched.tracee, inherited, session_->header()));
@@ -174,7 +178,8 @@ class Recording {
     Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
     int wait_status = attend(service, execs);
     for (const std::string& pattern : selection.waiting())
-      meta_.notes.push_back(fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
+      meta_.notes.push_back(
+          fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
     finish(service, wait_status);
     if (wait_status >= 0) pass_on(wait_status);
   }
@@ -184,7 +189,13 @@ class Recording {
   void require_match(const Selection& selection) {
     std::vector<std::shared_ptr<const Image>> images;
     for (const TargetImage& image : target_->images()) images.push_back(image.loaded.image);
-    if (auto error = selection.unmatched(images)) throw CommandError{*error};
+    if (auto error = selection.unmatched(images)) {
+      const std::string& program = options_.command.front();
+      if (std::string interpreter = script_interpreter(program); !interpreter.empty())
+        error->message += printable(fmt::format(
+            "; {} is a script: its interpreter {} and the libraries of that were searched", program, interpreter));
+      throw CommandError{*error};
+    }
     if (options_.quiet) return;
     for (const std::string& note : selection.notes()) tell("sonde: note: {}\n", printable(note));
   }
@@ -281,15 +292,17 @@ class Recording {
     if (!target_->no_traps().empty())
       meta_.notes.push_back(fmt::format("functions that only a trap fits are not probed: {}", target_->no_traps()));
     static constexpr const char* kCauses[kDisarmCauses] = {
-        "locked itself in with seccomp", "set up a signal stack, or one for a coroutine, without room for a trap's signal",
+        "locked itself in with seccomp",
+        "set up a signal stack, or one for a coroutine, without room for a trap's signal",
         "forbade itself the time stamp counter: nothing of it was recorded from then on",
         "asked to be traced (it is a debugger, or made one's child)",
         "loaded a library after a fork, where sonde does not look for its system calls"};
     for (unsigned cause = 0; cause < kDisarmCauses; cause++)
       if (uint32_t n = session_->header()->disarmed[cause])
-        meta_.notes.push_back(fmt::format("in {} process{} the traps were taken out, and with them the functions that only a trap "
-                                          "fits: the program {}",
-                                          n, n == 1 ? "" : "es", kCauses[cause]));
+        meta_.notes.push_back(
+            fmt::format("in {} process{} the traps were taken out, and with them the functions that only a trap "
+                        "fits: the program {}",
+                        n, n == 1 ? "" : "es", kCauses[cause]));
   }
 
   // Calls without a record: how many there are is known, not which. A thread that ended took with it those that it had
@@ -335,8 +348,8 @@ class Recording {
     std::string losses = writer_->failure().empty() || lost ? fmt::format(", {} lost", lost) : "";
     if (!writer_->failure().empty())
       losses += fmt::format(", {} not written ({})", writer_->unwritten_records(), writer_->failure());
-    tell("sonde: {} calls{} of {} functions ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n", recorder_->calls(), stacks,
-         armed, refused, losses,
+    tell("sonde: {} calls{} of {} functions ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n", recorder_->calls(),
+         stacks, armed, refused, losses,
          static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
          static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (writer_->regular())
@@ -375,20 +388,24 @@ void add_record(CLI::App& app, int& status) {
   command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")
       ->type_name("SIZE");
   command->add_flag("--drop", options->drop, "When a ring is full drop records and count them, rather than wait");
-  command->add_flag("--sum", options->sum,
-                    "Keep no records but sums of calls by their callers, in the program: nothing to drain, small traces; "
-                    "no single calls, no percentiles (p50, p99)");
+  command->add_flag(
+      "--sum", options->sum,
+      "Keep no records but sums of calls by their callers, in the program: nothing to drain, small traces; "
+      "no single calls, no percentiles (p50, p99)");
   auto* no_trap = command->add_flag("--no-trap", options->no_trap,
                                     "Refuse functions that only a one-byte trap fits (a signal for each hit)");
-  command->add_flag("--force-trap", options->force_trap, "Probe every function with a trap, for comparing and for tests of traps: slow, microseconds a call "
-                                         "where a jump takes nanoseconds; an error where traps are not safe")
+  command
+      ->add_flag("--force-trap", options->force_trap,
+                 "Probe every function with a trap, for comparing and for tests of traps: slow, microseconds a call "
+                 "where a jump takes nanoseconds; an error where traps are not safe")
       ->excludes(no_trap);
   command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
   command->add_option("PROGRAM", options->command, "The program and its arguments")->required()->type_name("[ARGS...]");
   command->positionals_at_end();
   command->prefix_command(false);
   command->footer(
-      "Without -f: every function of the program itself. A pattern without MODULE is looked for in the program, and only\n"
+      "Without -f: every function of the program itself. A pattern without MODULE is looked for in the program, and "
+      "only\n"
       "if that has none in its libraries; *:GLOB means all of them. NAME@V1 is one version of a symbol.\n"
       "Forked children are recorded; a process that becomes another program by exec (a script whose first line is\n"
       "#!/usr/bin/env python3) is not followed there: record that program itself, sonde record python3 SCRIPT.\n"

@@ -31,7 +31,8 @@ TEST_CASE("debug files: by debug link, checked by its sum") {
   auto folder = fresh_folder("debuglink");
   write_file(folder + "/a.c", kSource);
   run("gcc -g -Wl,--build-id=none -o full a.c && objcopy --only-keep-debug full a.debug && strip -o a full && "
-      "objcopy --add-gnu-debuglink=a.debug a", folder);
+      "objcopy --add-gnu-debuglink=a.debug a",
+      folder);
   auto image = open_image(folder + "/a"), full = open_image(folder + "/full");
   CHECK(image->build_id() == "");
   CHECK_FALSE(image->stripped());
@@ -58,7 +59,9 @@ TEST_CASE("debug files: by build id, which a file under that name must have") {
   auto folder = fresh_folder("buildid");
   write_file(folder + "/a.c", kSource);
   run("gcc -g -Wl,--build-id=0x1234567890 -o full a.c && gcc -g -Wl,--build-id=0x1234567891 -o other a.c && "
-      "strip -o a full && mkdir -p root/.build-id/12 && objcopy --only-keep-debug full root/.build-id/12/34567890.debug", folder);
+      "strip -o a full && mkdir -p root/.build-id/12 && objcopy --only-keep-debug full "
+      "root/.build-id/12/34567890.debug",
+      folder);
   CHECK(debug_of(folder + "/a", folder + "/root"));
   run("objcopy --only-keep-debug other root/.build-id/12/34567890.debug", folder);
   CHECK_FALSE(debug_of(folder + "/a", folder + "/root"));
@@ -67,8 +70,10 @@ TEST_CASE("debug files: by build id, which a file under that name must have") {
 TEST_CASE("debug files: a small symbol table packed into the program") {
   auto folder = fresh_folder("minidebug");
   write_file(folder + "/a.c", kSource);
-  run("gcc -g -o full a.c && strip -o a full && objcopy --only-keep-debug full d && strip -g d -o mini && xz -k mini && "
-      "objcopy --add-section .gnu_debugdata=mini.xz a", folder);
+  run("gcc -g -o full a.c && strip -o a full && objcopy --only-keep-debug full d && strip -g d -o mini && xz -k mini "
+      "&& "
+      "objcopy --add-section .gnu_debugdata=mini.xz a",
+      folder);
   auto image = open_image(folder + "/a");
   CHECK_FALSE(image->stripped());
   CHECK(function_named(*image, "hidden"));
@@ -81,7 +86,8 @@ TEST_CASE("debug files: compressed sections read as if they were not") {
   auto folder = fresh_folder("compressed");
   write_file(folder + "/a.c", kSource);
   run("gcc -g -gz=none -o plain a.c && objcopy --compress-debug-sections=zlib plain zlib && "
-      "objcopy --compress-debug-sections=zlib-gnu plain gnu", folder);
+      "objcopy --compress-debug-sections=zlib-gnu plain gnu",
+      folder);
   auto plain = open_image(folder + "/plain");
   size_t compressed = 0;
   for (auto& section : plain->sections()) {

@@ -42,7 +42,9 @@ TEST_CASE("demangle: Rust, C and broken names") {
       {"line\nbreak\ttab", "line\\x0abreak\\x09tab"},
       {"caf\xc3\xa9_\xe2\x82\xac", "caf\xc3\xa9_\xe2\x82\xac"},
       {"bad_\xff\xfe_bytes", "bad_\\xff\\xfe_bytes"},
-      {"c1\xc2\x9b" "31m", "c1\\xc2\\x9b31m"},
+      {"c1\xc2\x9b"
+       "31m",
+       "c1\\xc2\\x9b31m"},
       {"cut\xe2\x82", "cut\\xe2\\x82"},
       {"\x7f\x1b[0m", "\\x7f\\x1b[0m"},
   };

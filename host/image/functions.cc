@@ -12,15 +12,13 @@ bool typed(const RawSymbol& s) { return s.type == STT_FUNC || s.type == STT_GNU_
 bool untyped(const RawSymbol& s) { return s.type == STT_NOTYPE; }
 bool local(const RawSymbol& s) { return s.binding == STB_LOCAL; }
 
-size_t leading_underscores(std::string_view name) {
-  return std::min(name.find_first_not_of('_'), name.size());
-}
+size_t leading_underscores(std::string_view name) { return std::min(name.find_first_not_of('_'), name.size()); }
 
 // Whether a is the better name of the two for a person: what a program calls rather than the library's own alias.
 bool better_name(const RawSymbol& a, const RawSymbol& b) {
   auto key = [](const RawSymbol& s) {
-    return std::tuple(!typed(s), s.type != STT_GNU_IFUNC, local(s), !s.version.empty() && !s.default_version, leading_underscores(s.name),
-                      s.binding != STB_GLOBAL, s.name.size(), s.name);
+    return std::tuple(!typed(s), s.type != STT_GNU_IFUNC, local(s), !s.version.empty() && !s.default_version,
+                      leading_underscores(s.name), s.binding != STB_GLOBAL, s.name.size(), s.name);
   };
   return key(a) < key(b);
 }
@@ -120,12 +118,16 @@ class Builder {
     functions_.clear();
     size_t next = 0;
     for (auto& r : ranges_) {
-      while (next < named.size() && named[next].range.begin <= r.range.begin) functions_.push_back(std::move(named[next++]));
+      while (next < named.size() && named[next].range.begin <= r.range.begin)
+        functions_.push_back(std::move(named[next++]));
       ImageAddr begin = r.range.begin;
       if (!functions_.empty() && functions_.back().range.end > begin) continue;
       if (std::ranges::any_of(stubs_, [&](auto& stub) { return stub.contains(begin); })) continue;
       boundaries_.push_back(begin);
-      functions_.push_back({.range = r.range, .name = "", .aliases = {}, .source = FunctionSource::eh_frame,
+      functions_.push_back({.range = r.range,
+                            .name = "",
+                            .aliases = {},
+                            .source = FunctionSource::eh_frame,
                             .cold_part = !r.entry_state});
     }
     while (next < named.size()) functions_.push_back(std::move(named[next++]));

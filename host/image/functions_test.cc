@@ -30,7 +30,10 @@ std::string name_at(const Image& image, uint64_t addr) {
 TEST_CASE("functions: symbols without size or type, nested and oversized ones") {
   auto folder = fresh_folder("oddities");
   std::string source = std::string(SONDE_SOURCE_DIR) + "/tests/cases/045-symbol-table-oddities/case.c";
-  run(fmt::format("gcc -O1 -g -o full {0} && gcc -O1 -rdynamic -o sparse {0} && cp sparse sparse.full && strip --strip-all sparse", source), folder);
+  run(fmt::format("gcc -O1 -g -o full {0} && gcc -O1 -rdynamic -o sparse {0} && cp sparse sparse.full && strip "
+                  "--strip-all sparse",
+                  source),
+      folder);
   auto at = addresses(folder + "/full");
   auto full = open_image(folder + "/full");
   for (const char* name : {"sz0", "sz1", "outerf", "intext", "hugesz", "after", "main"}) {
@@ -112,7 +115,8 @@ TEST_CASE("functions: a stripped program's unwind ranges are its functions, stub
   auto bare = open_image(folder + "/bare");
   std::map<uint64_t, bool> entries;
   for (auto& f : bare->functions()) entries[f.range.begin.value] = f.cold_part;
-  std::map<uint64_t, bool> expected = {{at["one"], false}, {at["two"], false}, {at["main"], false}, {at["_start"], true}};
+  std::map<uint64_t, bool> expected = {
+      {at["one"], false}, {at["two"], false}, {at["main"], false}, {at["_start"], true}};
   CHECK(entries == expected);
 }
 

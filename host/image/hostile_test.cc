@@ -18,9 +18,13 @@ namespace {
 std::vector<uint8_t> program(const char* how) {
   static const std::string folder = [] {
     auto made = fresh_folder("hostile");
-    write_file(made + "/a.c", "#include <stdio.h>\nstatic __attribute__((noinline)) int f(int x) { return printf(\"%d\", x); }\nint main(int c, char **v) { return f(c); }\n");
-    run("gcc -g -gz=zlib -O1 -o debug a.c && strip -o bare debug && printf 'V1 { global: g; };' >map && echo 'int g(void) { return 1; }' >g.c && "
-        "gcc -shared -fPIC -Wl,--version-script=map -o lib.so g.c", made);
+    write_file(made + "/a.c",
+               "#include <stdio.h>\nstatic __attribute__((noinline)) int f(int x) { return printf(\"%d\", x); }\nint "
+               "main(int c, char **v) { return f(c); }\n");
+    run("gcc -g -gz=zlib -O1 -o debug a.c && strip -o bare debug && printf 'V1 { global: g; };' >map && echo 'int "
+        "g(void) { return 1; }' >g.c && "
+        "gcc -shared -fPIC -Wl,--version-script=map -o lib.so g.c",
+        made);
     return made;
   }();
   return read_file(folder + "/" + how);

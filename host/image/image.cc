@@ -39,7 +39,9 @@ struct Image::Impl {
   }
   void index(std::vector<RawSymbol>& all);
   std::vector<ImageRange> stubs() const;
-  void read_once() { std::call_once(once, [this] { read(); }); }
+  void read_once() {
+    std::call_once(once, [this] { read(); });
+  }
 };
 
 void Image::Impl::read() {
@@ -68,7 +70,10 @@ void Image::Impl::read() {
 
 void Image::Impl::index(std::vector<RawSymbol>& all) {
   auto rank = [](const RawSymbol& s) {
-    return std::pair(s.binding == STB_LOCAL ? 2 : s.binding == STB_WEAK ? 1 : 0, !s.version.empty() && !s.default_version);
+    return std::pair(s.binding == STB_LOCAL  ? 2
+                     : s.binding == STB_WEAK ? 1
+                                             : 0,
+                     !s.version.empty() && !s.default_version);
   };
   std::unordered_map<std::string_view, const RawSymbol*> best;
   best.reserve(all.size());
@@ -100,20 +105,23 @@ Result<void> check_program(const ElfFile& file) {
   if (header.e_type != ET_EXEC && header.e_type != ET_DYN)
     return fail(fmt::format("is neither a program nor a library (ELF type {})", header.e_type));
   if (header.e_machine != EM_X86_64 && header.e_machine != EM_AARCH64)
-    return fail(fmt::format("is for another processor (ELF machine {}); sonde handles x86-64 and AArch64", header.e_machine));
+    return fail(
+        fmt::format("is for another processor (ELF machine {}); sonde handles x86-64 and AArch64", header.e_machine));
   if (file.segments().empty()) return fail("has no loadable segment");
   for (auto& s : file.sections())
     if ((s.flags & SHF_EXECINSTR) && s.type == SHT_NOBITS && s.size)
       return fail("is a debug file without code; name the program itself");
   for (auto& s : file.segments())
     if (s.file_size && (s.offset.value > file.bytes().size() || s.file_size > file.bytes().size() - s.offset.value))
-      return fail(fmt::format("is cut off: its segment at {:#x} ends beyond its {} bytes", s.offset.value, file.bytes().size()));
+      return fail(fmt::format("is cut off: its segment at {:#x} ends beyond its {} bytes", s.offset.value,
+                              file.bytes().size()));
   return {};
 }
 
 std::optional<std::string> read_interpreter(const ElfFile& file) {
   for (auto& p : file.program_headers()) {
-    if (p.p_type != PT_INTERP || p.p_offset > file.bytes().size() || p.p_filesz > file.bytes().size() - p.p_offset) continue;
+    if (p.p_type != PT_INTERP || p.p_offset > file.bytes().size() || p.p_filesz > file.bytes().size() - p.p_offset)
+      continue;
     auto* begin = reinterpret_cast<const char*>(file.bytes().data()) + p.p_offset;
     return std::string(begin, strnlen(begin, p.p_filesz));
   }
@@ -200,7 +208,8 @@ std::optional<ImageAddr> Image::symbol(std::string_view raw_name) const {
 }
 
 bool Image::is_static() const {
-  return !impl_->interpreter && std::ranges::none_of(impl_->file->program_headers(), [](auto& p) { return p.p_type == PT_DYNAMIC; });
+  return !impl_->interpreter &&
+         std::ranges::none_of(impl_->file->program_headers(), [](auto& p) { return p.p_type == PT_DYNAMIC; });
 }
 
 bool Image::has_inlined(const std::string& glob) const {

@@ -18,7 +18,8 @@ using namespace sonde::host::testing;
 
 namespace {
 
-const std::vector<std::string> kLibraries = {"/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+const std::vector<std::string> kLibraries = {"/usr/lib/x86_64-linux-gnu/libc.so.6",
+                                             "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
                                              "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/bin/python3"};
 
 struct Exported {
@@ -104,7 +105,8 @@ TEST_CASE("image: unwind ranges are readelf's") {
     for (auto& line : run("readelf -W --debug-dump=frames " + path + " 2>/dev/null || true")) {
       auto at = line.find(" pc=");
       if (at == line.npos) continue;
-      expected.insert({std::stoull(line.substr(at + 4), nullptr, 16), std::stoull(line.substr(line.find("..", at) + 2), nullptr, 16)});
+      expected.insert({std::stoull(line.substr(at + 4), nullptr, 16),
+                       std::stoull(line.substr(line.find("..", at) + 2), nullptr, 16)});
     }
     auto* section = image->section(".eh_frame");
     REQUIRE(section);
@@ -154,9 +156,13 @@ TEST_CASE("image: what is no program is refused in words") {
 TEST_CASE("image: a symbol is found by name, the default of its versions") {
   auto folder = fresh_folder("versions");
   std::string source = std::string(SONDE_SOURCE_DIR) + "/tests/cases/042-symbol-versions/";
-  run(fmt::format("gcc -O1 -fPIC -shared -Wl,--version-script={0}map -o full.so {0}lib.c && strip --strip-unneeded -o bare.so full.so", source), folder);
+  run(fmt::format("gcc -O1 -fPIC -shared -Wl,--version-script={0}map -o full.so {0}lib.c && strip --strip-unneeded -o "
+                  "bare.so full.so",
+                  source),
+      folder);
   std::map<std::string, uint64_t> truth;  // foo@V1 -> address
-  for (auto& line : run("nm -D --defined-only --with-symbol-versions full.so", folder)) truth[words(line)[2]] = std::stoull(line, nullptr, 16);
+  for (auto& line : run("nm -D --defined-only --with-symbol-versions full.so", folder))
+    truth[words(line)[2]] = std::stoull(line, nullptr, 16);
   REQUIRE(truth.contains("foo@V1"));
   for (const char* name : {"full.so", "bare.so"}) {
     CAPTURE(name);
@@ -177,7 +183,8 @@ TEST_CASE("image: a symbol is found by name, the default of its versions") {
 
 TEST_CASE("image: without section headers what the loader needs is still found") {
   auto folder = fresh_folder("sectionless");
-  for (const std::string path : {"/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/bin/python3"}) {
+  for (const std::string path :
+       {"/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/bin/python3"}) {
     CAPTURE(path);
     auto bytes = read_file(path);
     Elf64_Ehdr header;

@@ -69,7 +69,8 @@ bool knows_inlined(const ElfFile& file, const std::string& glob) {
   bool found = false;
   Dwarf_CU* unit = nullptr;
   Dwarf_Die die;
-  while (!found && dwarf_get_units(dwarf, unit, &unit, nullptr, nullptr, &die, nullptr) == 0) found = search.scope(die, 0);
+  while (!found && dwarf_get_units(dwarf, unit, &unit, nullptr, nullptr, &die, nullptr) == 0)
+    found = search.scope(die, 0);
   dwarf_end(dwarf);
   return found;
 }

@@ -38,8 +38,8 @@ TEST_CASE("maps: lines are taken apart, and what is no line is refused") {
   CHECK((*maps)[2].shared);
   CHECK((*maps)[3].path == "");
   CHECK((*maps)[3].range.begin.value == 0xffffffffff600000);
-  for (const char* bad : {"x\n", "00400000-00401000 r-xp\n", "00401000-00400000 r-xp 0 08:02 1 /a\n", "1-2 r-x 0 0:0 0\n",
-                          "1-99999999999999999999 r-xp 0 0:0 0\n", "\n"}) {
+  for (const char* bad : {"x\n", "00400000-00401000 r-xp\n", "00401000-00400000 r-xp 0 08:02 1 /a\n",
+                          "1-2 r-x 0 0:0 0\n", "1-99999999999999999999 r-xp 0 0:0 0\n", "\n"}) {
     CAPTURE(bad);
     CHECK_FALSE(parse_maps(bad));
   }
@@ -107,8 +107,11 @@ struct Child {
 
 TEST_CASE("maps: a program deleted or replaced while it runs is read from the process, not from its old path") {
   auto folder = fresh_folder("replaced");
-  write_file(folder + "/a.c", "#include <signal.h>\nvoid first(void) { raise(SIGSTOP); }\nint main(void) { first(); return 0; }\n");
-  write_file(folder + "/b.c", "#include <signal.h>\nint pad;\nvoid second(void) { raise(SIGSTOP); pad = 1; }\nint main(void) { second(); return 0; }\n");
+  write_file(folder + "/a.c",
+             "#include <signal.h>\nvoid first(void) { raise(SIGSTOP); }\nint main(void) { first(); return 0; }\n");
+  write_file(folder + "/b.c",
+             "#include <signal.h>\nint pad;\nvoid second(void) { raise(SIGSTOP); pad = 1; }\nint main(void) { "
+             "second(); return 0; }\n");
   run("gcc -Wl,-z,noseparate-code -o a a.c && gcc -Wl,-z,noseparate-code -o b b.c", folder);
   std::string program = folder + "/a";
   Child child(program);

@@ -57,7 +57,8 @@ std::string_view without_clone_suffix(std::string_view raw) {
                                                          "llvm",      "localalias", "clone", "__uniq"};
   while (true) {
     size_t end = raw.size(), dot = raw.rfind('.');
-    if (dot != raw.npos && dot > 0 && dot + 1 < end && digits(raw.substr(dot + 1))) end = dot, dot = raw.rfind('.', dot - 1);
+    if (dot != raw.npos && dot > 0 && dot + 1 < end && digits(raw.substr(dot + 1)))
+      end = dot, dot = raw.rfind('.', dot - 1);
     if (dot == raw.npos || dot == 0 || dot >= end) return raw;
     if (std::ranges::find(kSuffixes, raw.substr(dot + 1, end - dot - 1)) == kSuffixes.end()) return raw;
     raw = raw.substr(0, dot);

@@ -72,17 +72,29 @@ std::string nearest_text(const std::vector<std::string>& names) {
   return names.empty() ? "" : fmt::format("; nearest: {}", fmt::join(names, ", "));
 }
 
+std::string nearest_functions_text(const std::string& wanted, const Image* first,
+                                   std::span<const Image* const> images) {
+  auto own = nearest_functions(wanted, {&first, 1}), others = nearest_functions(wanted, images);
+  if (own.empty()) return nearest_text(others);
+  std::erase_if(others, [&](auto& name) { return std::ranges::find(own, name) != own.end(); });
+  return nearest_text(own) + (others.empty() ? "" : fmt::format("; in libraries: {}", fmt::join(others, ", ")));
+}
+
 std::vector<std::string> facts_about(const std::string& wanted, const Image& image) {
   std::vector<std::string> facts;
   std::string base = base_name(image.path());
   if (auto addr = image.symbol(wanted)) {
     auto hit = image.find(*addr);
-    if (hit && hit->offset) facts.push_back(fmt::format("{} is a place inside {}", wanted, display_name(image, *hit->function)));
+    if (hit && hit->offset)
+      facts.push_back(fmt::format("{} is a place inside {}", wanted, display_name(image, *hit->function)));
     else if (!hit) facts.push_back(fmt::format("{} is a variable", wanted));
   }
   if (image.has_inlined(wanted)) facts.push_back(fmt::format("in {} it exists only inlined into its callers", base));
-  if (image.stripped()) facts.push_back(fmt::format("{} is stripped: only its exported names are known, '*' means all its functions", base));
-  if (image.is_static()) facts.push_back(fmt::format("{} is statically linked: there are no libraries to look in", base));
+  if (image.stripped())
+    facts.push_back(
+        fmt::format("{} is stripped: only its exported names are known, '*' means all its functions", base));
+  if (image.is_static())
+    facts.push_back(fmt::format("{} is statically linked: there are no libraries to look in", base));
   return facts;
 }
 

@@ -30,7 +30,8 @@ class Finder {
     auto* s = file_.segment_at(addr);
     if (!s) return {};
     auto skip = static_cast<uint64_t>(addr - s->range.begin);
-    return skip < s->file_size ? file_.at({addr, addr + static_cast<int64_t>(s->file_size - skip)}) : std::span<const uint8_t>{};
+    return skip < s->file_size ? file_.at({addr, addr + static_cast<int64_t>(s->file_size - skip)})
+                               : std::span<const uint8_t>{};
   }
 
   // Adds a section; its 1-based index, 0 if it is not in the file.

@@ -42,11 +42,14 @@ Result<Selection::Pattern> Selection::parse_one(const std::string& text) {
     pattern.module = pattern.name.substr(0, colon);
     pattern.name.erase(0, colon + 1);
     if (pattern.module.empty())
-      return fail(fmt::format("pattern '{}' has nothing before its colon: write MODULE:GLOB, or *:GLOB for all files", text), 2);
+      return fail(
+          fmt::format("pattern '{}' has nothing before its colon: write MODULE:GLOB, or *:GLOB for all files", text),
+          2);
   }
   // Processes' maps name files without their links.
   std::error_code ignored;
-  if (pattern.module.find('/') != std::string::npos) pattern.file = std::filesystem::canonical(pattern.module, ignored).string();
+  if (pattern.module.find('/') != std::string::npos)
+    pattern.file = std::filesystem::canonical(pattern.module, ignored).string();
   if (pattern.name.empty())
     return fail(fmt::format("pattern '{}' names no function: write * for all of them", text), 2);
   pattern.wildcard = pattern.name.find_first_of("*?[") != std::string::npos;
@@ -63,14 +66,16 @@ Result<Selection> Selection::parse(const std::vector<std::string>& patterns) {
 }
 
 bool Selection::module_matches(const Pattern& pattern, const Image& image) {
-  if (pattern.module.find('/') != std::string::npos) return pattern.file == image.path() || matches_glob(pattern.module, image.path());
+  if (pattern.module.find('/') != std::string::npos)
+    return pattern.file == image.path() || matches_glob(pattern.module, image.path());
   // libx.so and libx.so.0 are also meant where the mapped file is libx.so.0.8.6.
   std::string base = base_name(image.path());
   return matches_glob(pattern.module, base) || matches_glob(pattern.module + ".*", base) ||
          matches_glob(pattern.module, std::string(image.soname()));
 }
 
-bool Selection::matches(Pattern& pattern, const Image& image, const Function& function, const std::vector<CallName>& names) {
+bool Selection::matches(Pattern& pattern, const Image& image, const Function& function,
+                        const std::vector<CallName>& names) {
   if (names.empty())  // no symbol: meant by * and by the name that reports give it
     return pattern.name == "*" ||
            (pattern.name.find("+0x") != std::string::npos && matches_glob(pattern.name, display_name(image, function)));
@@ -159,10 +164,10 @@ std::string Selection::why_unmatched(const Pattern& p, std::span<const std::shar
                        nearest_text(nearest(p.module, files)));
   }
   if (!p.not_entered.empty()) return p.not_entered;
-  std::string text = fmt::format("no function matches '{}'{}", p.text, nearest_text(nearest_functions(p.name, meant)));
-  if (!p.other_versions.empty()) text += fmt::format("; it has no default version, only {}", fmt::join(p.other_versions, ", "));
-  const Image* blamed = p.module.empty() ? program_ : meant.front();
-  if (!blamed) blamed = meant.front();
+  const Image* blamed = p.module.empty() && program_ ? program_ : meant.front();
+  std::string text = fmt::format("no function matches '{}'{}", p.text, nearest_functions_text(p.name, blamed, meant));
+  if (!p.other_versions.empty())
+    text += fmt::format("; it has no default version, only {}", fmt::join(p.other_versions, ", "));
   for (auto& fact : facts_about(p.name, *blamed)) text += "; " + fact;
   return text;
 }
@@ -176,7 +181,8 @@ std::optional<Error> Selection::unmatched(std::span<const std::shared_ptr<const 
   }
   bool later = std::ranges::any_of(patterns_, [](auto& p) { return !p.exclude && !p.found; });
   if (message.empty() && selected_ == 0 && !later)
-    message = patterns_.empty() ? "the program has no function that could be probed" : "the patterns take every function away";
+    message = patterns_.empty() ? "the program has no function that could be probed"
+                                : "the patterns take every function away";
   if (message.empty()) return std::nullopt;
   return Error{printable(message), 2};
 }

@@ -40,13 +40,13 @@ class Selection {
  private:
   struct Pattern {
     std::string text, module, name;  // module "": the program, or else the libraries
-    std::string file;                // what `module` leads to if it is the path of a file
+    std::string file;  // what `module` leads to if it is the path of a file
     bool exclude = false, wildcard = false;
     // What select() has seen.
     bool module_seen = false, found = false, in_program = false;
-    std::string chosen_version;            // "foo@@V3"
+    std::string chosen_version;  // "foo@@V3"
     std::set<std::string> other_versions;  // "foo@V1"
-    std::string not_entered;               // why what it names cannot be probed
+    std::string not_entered;  // why what it names cannot be probed
   };
   static Result<Pattern> parse_one(const std::string& text);
   static bool module_matches(const Pattern& pattern, const Image& image);

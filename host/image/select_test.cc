@@ -44,7 +44,9 @@ std::string program() {
   static const std::string path = [] {
     auto folder = fresh_folder("select");
     write_file(folder + "/app.cc", kSource);
-    run("g++ -O1 -g -o app app.cc && strip -o bare app && echo 'int main(void) { return 0; }' >s.c && gcc -O1 -static -o static s.c", folder);
+    run("g++ -O1 -g -o app app.cc && strip -o bare app && echo 'int main(void) { return 0; }' >s.c && gcc -O1 -static "
+        "-o static s.c",
+        folder);
     return folder + "/app";
   }();
   return path;
@@ -121,8 +123,9 @@ TEST_CASE("select: modules by name, soname, path; libraries only if the program 
     return selection.select(image, is_program).size();
   };
   for (auto& image : {lib, real})
-    for (const char* pattern : {"libsqlite3.so.0:sqlite3_open", "libsqlite3*:sqlite3_open", "libsqlite3.so:sqlite3_open",
-                                "*/libsqlite3.so.0*:sqlite3_open", "*:sqlite3_open", "sqlite3_open"})
+    for (const char* pattern :
+         {"libsqlite3.so.0:sqlite3_open", "libsqlite3*:sqlite3_open", "libsqlite3.so:sqlite3_open",
+          "*/libsqlite3.so.0*:sqlite3_open", "*:sqlite3_open", "sqlite3_open"})
       CHECK_MESSAGE(count(pattern, *image, false) == 1, pattern);
   CHECK(count("libsqlite:sqlite3_open", *lib, false) == 0);
   CHECK(count("libsqlite3.so.1:sqlite3_open", *real, false) == 0);
@@ -137,7 +140,9 @@ TEST_CASE("select: modules by name, soname, path; libraries only if the program 
 TEST_CASE("select: versions") {
   auto folder = fresh_folder("select_versions");
   std::string source = std::string(SONDE_SOURCE_DIR) + "/tests/cases/042-symbol-versions/";
-  run(fmt::format("gcc -O1 -fPIC -shared -Wl,--version-script={0}map -o v.so {0}lib.c && strip --strip-unneeded v.so", source), folder);
+  run(fmt::format("gcc -O1 -fPIC -shared -Wl,--version-script={0}map -o v.so {0}lib.c && strip --strip-unneeded v.so",
+                  source),
+      folder);
   auto image = open_image(folder + "/v.so");
   auto versions = [&](const char* pattern, std::vector<std::string>* notes = nullptr) {
     auto selection = parse({pattern});
@@ -194,7 +199,8 @@ TEST_CASE("select: what is no pattern") {
 TEST_CASE("select: twenty thousand functions in well under a second") {
   auto folder = fresh_folder("select_many");
   std::string source;
-  for (int i = 0; i < 20000; i++) source += fmt::format(".globl fn_{0}\n.type fn_{0},@function\nfn_{0}: ret\n.size fn_{0},1\n", i);
+  for (int i = 0; i < 20000; i++)
+    source += fmt::format(".globl fn_{0}\n.type fn_{0},@function\nfn_{0}: ret\n.size fn_{0},1\n", i);
   write_file(folder + "/many.s", source);
   run("gcc -shared -nostdlib -o many.so many.s", folder);
   auto start = std::chrono::steady_clock::now();

@@ -37,7 +37,8 @@ std::unordered_map<uint16_t, std::string_view> read_versions(const ElfFile& file
 }
 
 bool mapping_symbol(std::string_view name) {  // AArch64 ELF, 5.5.4; annobin's notes about compiler options
-  return (name.size() >= 2 && name[0] == '$' && (name[1] == 'x' || name[1] == 'd' || name[1] == 'a' || name[1] == 't') &&
+  return (name.size() >= 2 && name[0] == '$' &&
+          (name[1] == 'x' || name[1] == 'd' || name[1] == 'a' || name[1] == 't') &&
           (name.size() == 2 || name[2] == '.')) ||
          name.starts_with(".annobin") || name.starts_with(".L");
 }
@@ -73,7 +74,8 @@ VersionedName split_version(std::string_view name) {
 }
 
 void read_symbols(const ElfFile& file, bool dynamic, std::vector<RawSymbol>& out) {
-  auto table = std::ranges::find(file.sections(), dynamic ? uint32_t{SHT_DYNSYM} : uint32_t{SHT_SYMTAB}, &Section::type);
+  auto table =
+      std::ranges::find(file.sections(), dynamic ? uint32_t{SHT_DYNSYM} : uint32_t{SHT_SYMTAB}, &Section::type);
   if (table == file.sections().end()) return;
   const Section* string_table = file.linked(*table);
   if (!string_table) return;
@@ -81,7 +83,8 @@ void read_symbols(const ElfFile& file, bool dynamic, std::vector<RawSymbol>& out
   std::span<const uint8_t> version_indices;
   std::unordered_map<uint16_t, std::string_view> versions;
   if (dynamic) {
-    if (auto it = std::ranges::find(file.sections(), uint32_t{SHT_GNU_versym}, &Section::type); it != file.sections().end())
+    if (auto it = std::ranges::find(file.sections(), uint32_t{SHT_GNU_versym}, &Section::type);
+        it != file.sections().end())
       version_indices = file.raw(*it);
     versions = read_versions(file, strings);
   }
@@ -100,7 +103,8 @@ void read_symbols(const ElfFile& file, bool dynamic, std::vector<RawSymbol>& out
     if (version.empty() && version_indices.size() / 2 > i) {
       uint16_t index;  // bit 15: hidden, reached by name@version only
       std::memcpy(&index, version_indices.data() + 2 * i, 2);
-      if (auto it = versions.find(index & 0x7fff); it != versions.end()) version = it->second, is_default = !(index & 0x8000);
+      if (auto it = versions.find(index & 0x7fff); it != versions.end())
+        version = it->second, is_default = !(index & 0x8000);
     }
     bool within = sym.st_value >= place.begin && sym.st_value < place.end;
     out.push_back({ImageAddr(sym.st_value), sym.st_size, place.end, name, version, is_default, dynamic,

@@ -23,7 +23,9 @@ inline std::string fresh_folder(const std::string& name) {
   return folder;
 }
 
-inline void write_file(const std::string& path, std::string_view text) { std::ofstream(path, std::ios::binary) << text; }
+inline void write_file(const std::string& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 inline std::vector<uint8_t> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

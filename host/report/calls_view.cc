@@ -76,8 +76,9 @@ class CallsPrinter : public CallVisitor {
 Result<void> print_calls(const Recording& recording, const ViewOptions& options, std::FILE* out) {
   if (recording.summed)
     return fail(
-        fmt::format("--calls: {} was recorded with --sum and holds sums of calls, not the single ones; record without --sum",
-                    recording.path),
+        fmt::format(
+            "--calls: {} was recorded with --sum and holds sums of calls, not the single ones; record without --sum",
+            recording.path),
         2);
   EntryOrder order(recording, accept_for(recording, options), recording.stacks && !options.json);
   Survey survey = SONDE_TRY(order.survey());

@@ -68,7 +68,8 @@ std::string list(const std::map<std::string, uint64_t>& counts, bool complete) {
 // What the file lacks stands first: beside it "lost: none" would say the opposite.
 std::string losses(const Recording& recording, const Footer& f) {
   if (recording.not_written_why.empty()) return "lost: " + list(f.lost, recording.complete);
-  std::string text = fmt::format("not written: {} events ({})", format_count(recording.not_written), recording.not_written_why);
+  std::string text =
+      fmt::format("not written: {} events ({})", format_count(recording.not_written), recording.not_written_why);
   return f.lost.empty() ? text : text + "; lost: " + list(f.lost, true);
 }
 
@@ -81,7 +82,8 @@ std::string sums_text(const Recording& recording) {
   if (limits.no_node) text += fmt::format("calls for which the tree was full: {}\n", format_count(limits.no_node));
   if (limits.too_deep + limits.no_node)
     text += fmt::format(
-        "counted instead: {} with a call of the same function further out, {} below the root, {} only in their caller's "
+        "counted instead: {} with a call of the same function further out, {} below the root, {} only in their "
+        "caller's "
         "time\n",
         format_count(limits.within), format_count(limits.displaced), format_count(limits.unplaced));
   if (limits.untimed)

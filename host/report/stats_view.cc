@@ -71,8 +71,18 @@ Result<std::vector<FunctionStats>> collect(const Recording& recording, const Vie
 std::vector<FunctionStats> collect_sums(const Recording& recording, const ViewOptions& options) {
   std::vector<FunctionStats> stats;
   for (const SummedFunction& f : functions_of_sums(recording, accept_for(recording, options)))
-    stats.push_back({static_cast<uint32_t>(stats.size()), f.calls, f.entries, f.total, f.self, f.kinds, f.sum, f.timed,
-                     f.min == ~0ull ? 0 : f.min, f.max, {}, {}});
+    stats.push_back({static_cast<uint32_t>(stats.size()),
+                     f.calls,
+                     f.entries,
+                     f.total,
+                     f.self,
+                     f.kinds,
+                     f.sum,
+                     f.timed,
+                     f.min == ~0ull ? 0 : f.min,
+                     f.max,
+                     {},
+                     {}});
   return stats;
 }
 
@@ -82,12 +92,8 @@ Less order_by(const std::string& column) {
   if (column == "calls")
     return [](const FunctionStats& a, const FunctionStats& b) { return a.calls + a.entries > b.calls + b.entries; };
   if (column == "self") return [](const FunctionStats& a, const FunctionStats& b) { return a.self > b.self; };
-  if (column == "max")
-    return [](const FunctionStats& a, const FunctionStats& b) { return a.max > b.max; };
-  if (column == "avg")
-    return [](const FunctionStats& a, const FunctionStats& b) {
-      return a.average() > b.average();
-    };
+  if (column == "max") return [](const FunctionStats& a, const FunctionStats& b) { return a.max > b.max; };
+  if (column == "avg") return [](const FunctionStats& a, const FunctionStats& b) { return a.average() > b.average(); };
   if (column == "total") return [](const FunctionStats& a, const FunctionStats& b) { return a.total > b.total; };
   return nullptr;
 }
@@ -126,14 +132,14 @@ Result<void> print_stats(const Recording& recording, const ViewOptions& options,
           "\"avg_ns\":{:.0f},\"p50_ns\":{},\"p99_ns\":{},\"max_ns\":{:.0f},\"entries_only\":{},\"returned\":{},"
           "\"unwound\":{},\"abandoned\":{},\"unfinished\":{},\"thread_ended\":{},\"method\":{}}}",
           first ? "" : ",", json_string(site.name), json_string(site.module), site.address, s.calls + s.entries,
-          ns(s.total), ns(s.self), ns(s.min), recording.nanoseconds(1) * s.average(), maybe(s.p50),
-          maybe(s.p99), ns(s.max), s.entries, s.kinds[0], s.kinds[1], s.kinds[2], s.kinds[3], s.kinds[4],
-          json_string(site.method));
+          ns(s.total), ns(s.self), ns(s.min), recording.nanoseconds(1) * s.average(), maybe(s.p50), maybe(s.p99),
+          ns(s.max), s.entries, s.kinds[0], s.kinds[1], s.kinds[2], s.kinds[3], s.kinds[4], json_string(site.method));
     } else if (s.calls) {
       auto time = [&](uint64_t ticks) { return format_time(ns(ticks)); };
       columns.add({format_count(s.calls + s.entries), time(s.total), time(s.self), time(s.min),
                    format_time(recording.nanoseconds(1) * s.average()), s.p50 ? time(*s.p50) : "-",
-                   s.p99 ? time(*s.p99) : "-", time(s.max), site_name(recording, s.site, options, options.width > 90 ? options.width - 85 : 20)});
+                   s.p99 ? time(*s.p99) : "-", time(s.max),
+                   site_name(recording, s.site, options, options.width > 90 ? options.width - 85 : 20)});
     } else {
       columns.add({format_count(s.entries), "-", "-", "-", "-", "-", "-", "-",
                    site_name(recording, s.site, options, options.width > 90 ? options.width - 85 : 20)});

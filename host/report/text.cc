@@ -171,7 +171,8 @@ std::string indentation(unsigned level) {
 
 std::string indentation_hint(unsigned deepest_level) {
   if (deepest_level <= kDeepestIndent) return "";
-  return fmt::format("[N]: N levels below the outermost function, the deepest here {}; not indented further\n", deepest_level);
+  return fmt::format("[N]: N levels below the outermost function, the deepest here {}; not indented further\n",
+                     deepest_level);
 }
 
 std::string Columns::text() const {

@@ -54,7 +54,8 @@ class TreePrinter {
         continue;
       }
       const TreeNode& n = tree_.node(level.nodes[level.next]);
-      fmt::print(out_,
+      fmt::print(
+          out_,
           "{}{{\"name\":{},\"module\":{},\"calls\":{},\"entries\":{},\"tail_calls\":{},\"total_ns\":{:.0f},\"self_ns\":"
           "{:.0f},"
           "\"returned\":{},\"unwound\":{},\"abandoned\":{},\"unfinished\":{},\"thread_ended\":{},\"children\":[",
@@ -166,8 +167,7 @@ Result<void> print_folded(const Recording& recording, const ViewOptions& options
   constexpr unsigned kDeepestFolded = 1000;
   unsigned deepest = options.depth ? options.depth : kDeepestFolded;
   Survey survey;
-  CallTree tree =
-      SONDE_TRY(build_tree(recording, options, std::vector<uint32_t>(recording.threads.size()), survey));
+  CallTree tree = SONDE_TRY(build_tree(recording, options, std::vector<uint32_t>(recording.threads.size()), survey));
   const auto& nodes = tree.nodes();  // parents stand before their children
   std::vector<unsigned> level(nodes.size());
   std::vector<uint32_t> shown(nodes.size());  // itself, or its ancestor on the deepest level

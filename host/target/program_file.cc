@@ -66,12 +66,16 @@ Result<void> check_script(const std::string& path, const std::string& bytes) {
   std::string interpreter = interpreter_of(bytes);
   if (interpreter.empty() || may_run(interpreter)) return {};
   if (interpreter.ends_with('\r'))
-    return fail(fmt::format("script '{}' has lines that end as on Windows: its interpreter is not found; remove the carriage "
-                            "returns", path), kNotFound);
+    return fail(
+        fmt::format("script '{}' has lines that end as on Windows: its interpreter is not found; remove the carriage "
+                    "returns",
+                    path),
+        kNotFound);
   if (access(interpreter.c_str(), F_OK) == 0)
     return fail(fmt::format("interpreter {} of script '{}' is not executable", interpreter, path), kCannotRun);
   return fail(fmt::format("interpreter {} of script '{}' does not exist: install it, or mend the script's first line",
-                          interpreter, path), kNotFound);
+                          interpreter, path),
+              kNotFound);
 }
 
 Result<void> check_elf(const std::string& path, const std::string& bytes) {
@@ -92,19 +96,30 @@ Result<void> check_elf(const std::string& path, const std::string& bytes) {
 
 Result<void> check_program_file(const std::string& program) {
   auto path = find_program(program);
-  if (!path) return fail(fmt::format("cannot run '{}': no such program in PATH; use ./NAME for a file here", program), kNotFound);
+  if (!path)
+    return fail(fmt::format("cannot run '{}': no such program in PATH; use ./NAME for a file here", program),
+                kNotFound);
   if (access(path->c_str(), F_OK) != 0)
-    return fail(fmt::format("cannot run '{}': {}", *path, std::strerror(errno)), errno == ENOENT ? kNotFound : kCannotRun);
-  if (is_folder(*path)) return fail(fmt::format("cannot run '{}': it is a folder; name a program in it", *path), kCannotRun);
+    return fail(fmt::format("cannot run '{}': {}", *path, std::strerror(errno)),
+                errno == ENOENT ? kNotFound : kCannotRun);
+  if (is_folder(*path))
+    return fail(fmt::format("cannot run '{}': it is a folder; name a program in it", *path), kCannotRun);
   if (!may_run(*path)) {
     if (errno == EACCES)
-      return fail(fmt::format("cannot run '{0}': it is not executable; if it is a program: chmod +x {0}", *path), kCannotRun);
+      return fail(fmt::format("cannot run '{0}': it is not executable; if it is a program: chmod +x {0}", *path),
+                  kCannotRun);
     return fail(fmt::format("cannot run '{}': {}", *path, std::strerror(errno)), kCannotRun);
   }
   std::string bytes = first_bytes(*path);
   if (bytes.starts_with("#!")) return check_script(*path, bytes);
   if (bytes.starts_with(ELFMAG)) return check_elf(*path, bytes);
   return {};
+}
+
+std::string script_interpreter(const std::string& program) {
+  auto path = find_program(program);
+  std::string bytes = path ? first_bytes(*path) : "";
+  return bytes.starts_with("#!") ? interpreter_of(bytes) : "";
 }
 
 }  // namespace sonde::host

@@ -12,4 +12,7 @@ namespace sonde::host {
 // not promise that exec will succeed.
 Result<void> check_program_file(const std::string& program);
 
+// The interpreter that the first line of `program`, looked up as execvp does, names; "" if it is no script.
+std::string script_interpreter(const std::string& program);
+
 }  // namespace sonde::host
