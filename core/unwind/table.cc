@@ -19,10 +19,9 @@ bool layout_matches(const TableHeader& h) {
     at = align8(at + count * each);
     return right;
   };
-  return place(h.rows, h.row_count, sizeof(Row)) &&
-         place(h.blocks, uint64_t{h.block_count} + 1, sizeof(TableBlock)) &&
+  return place(h.rows, h.row_count, sizeof(Row)) && place(h.blocks, uint64_t{h.block_count} + 1, sizeof(TableBlock)) &&
          place(h.expression_starts, uint64_t{h.expression_count} + 1, 4) && place(h.fine, h.fine_count, 2) &&
-         place(h.change_offsets, h.change_count, 2) && place(h.change_rows, h.change_count, 2) &&
+         place(h.change_offsets, h.change_count, 1) && place(h.change_rows, h.change_count, 1) &&
          place(h.expressions, h.expression_bytes, 1) && at == h.size;
 }
 
@@ -58,21 +57,43 @@ bool row_ok(const Row& row, unsigned regs, uint32_t expressions) {
   return true;
 }
 
-// One block's changes and fine indices; `size` bytes of code are in it.
-bool block_ok(const TableHeader& h, const TableBlock* block, uint64_t size, const uint16_t* fine, const uint16_t* offsets,
-              const uint16_t* rows) {
-  uint32_t first = block->first_change, end = block[1].first_change;
-  if (first >= end || end > h.change_count || offsets[first] != 0) return false;
-  for (uint32_t c = first; c < end; c++) {
-    if (offsets[c] >= size || (c > first && offsets[c] <= offsets[c - 1])) return false;
-    if (rows[c] != kGapRow && rows[c] >= h.row_count) return false;
+struct Changes {
+  const uint8_t *offsets, *rows;
+  uint32_t row_count;
+
+  // Of the changes [at, end) at one offset, which must be all that are there.
+  bool group_ok(uint32_t at, uint32_t end) const {
+    uint8_t last = rows[end - 1];
+    if (last != kEscapeByte) return end - at == 1 && (last == kGapByte || last < row_count);
+    return end - at == 3 && static_cast<uint32_t>(rows[at] << 8 | rows[at + 1]) < row_count;
   }
-  if (block->first_fine == kNoFine) return true;
+  // All of 256 bytes of code, of which `size` are covered.
+  bool chunk_ok(uint32_t at, uint32_t end, uint64_t size) const {
+    if (at < end && offsets[end - 1] >= size) return false;
+    while (at < end) {
+      uint32_t next = at + 1;
+      while (next < end && offsets[next] == offsets[at]) next++;
+      if ((next < end && offsets[next] < offsets[at]) || !group_ok(at, next)) return false;
+      at = next;
+    }
+    return true;
+  }
+};
+
+// One block's changes and fine indices; `size` bytes of code are in it.
+bool block_ok(const TableHeader& h, const TableBlock* block, uint64_t size, const uint16_t* fine,
+              const Changes& changes) {
+  uint32_t first = block->first_change, end = block[1].first_change;
+  if (first >= end || end > h.change_count || changes.offsets[first] != 0) return false;
+  if (block->first_fine == kNoFine) return changes.chunk_ok(first, end, 1);
   if (block->first_fine > h.fine_count || h.fine_count - block->first_fine < kFinePerBlock) return false;
-  uint32_t in_force = 0;
-  for (unsigned f = 0; f < kFinePerBlock; f++) {
-    while (first + in_force + 1 < end && offsets[first + in_force + 1] <= (f << kFineShift)) in_force++;
-    if (fine[block->first_fine + f] != in_force) return false;
+  fine += block->first_fine;
+  if (fine[0] != 0 || fine[1] == 0 || fine[kChunksPerBlock] != end - first) return false;
+  for (unsigned chunk = 0; chunk < kChunksPerBlock; chunk++) {
+    uint64_t begin = uint64_t{chunk} << kFineShift;
+    if (fine[chunk] > fine[chunk + 1] || fine[chunk + 1] > end - first ||
+        !changes.chunk_ok(first + fine[chunk], first + fine[chunk + 1], size > begin ? size - begin : 0))
+      return false;
   }
   return true;
 }
@@ -87,8 +108,7 @@ uint64_t table_checksum(std::span<const uint8_t> bytes) {
   for (unsigned turn = 0; i < bytes.size(); turn ^= 1) {
     uint64_t word = 0;
     unsigned n = bytes.size() - i < 8 ? static_cast<unsigned>(bytes.size() - i) : 8;
-    if (n == 8)
-      __builtin_memcpy(&word, bytes.data() + i, 8);
+    if (n == 8) __builtin_memcpy(&word, bytes.data() + i, 8);
     else
       for (unsigned k = 0; k < n; k++) word |= static_cast<uint64_t>(bytes[i + k]) << (8 * k);
     uint64_t mixed = (lane[turn] ^ word) * kMultiplier;
@@ -124,9 +144,9 @@ Result<Table> Table::open(std::span<const uint8_t> bytes) {
   const auto* blocks = table.part<TableBlock>(h.blocks);
   if (blocks[0].first_change != 0 || blocks[h.block_count].first_change != h.change_count)
     return fail(ErrorCode::malformed, h.blocks);
+  const Changes changes{table.part<uint8_t>(h.change_offsets), table.part<uint8_t>(h.change_rows), h.row_count};
   for (uint32_t b = 0; b < h.block_count; b++)
-    if (!block_ok(h, blocks + b, h.span - b * kBlock, table.part<uint16_t>(h.fine), table.part<uint16_t>(h.change_offsets),
-                  table.part<uint16_t>(h.change_rows)))
+    if (!block_ok(h, blocks + b, h.span - b * kBlock, table.part<uint16_t>(h.fine), changes))
       return fail(ErrorCode::malformed, h.blocks);
   return table;
 }

@@ -76,14 +76,31 @@ struct World {
 
   std::vector<uint8_t> table() const {
     std::vector<Row> dictionary;
-    std::vector<uint16_t> offsets, numbers;
+    std::vector<uint8_t> offsets, numbers;
+    std::vector<uint16_t> fine;
+    std::vector<TableBlock> blocks;
     uint64_t base = kText - kBias;
-    if (rows.empty() || rows.begin()->first != kText) offsets.push_back(0), numbers.push_back(kGapRow);
-    for (auto& [address, r] : rows) {
-      offsets.push_back(static_cast<uint16_t>(address - kText));
-      numbers.push_back(r == gap() ? kGapRow : static_cast<uint16_t>(dictionary.size()));
-      if (!(r == gap())) dictionary.push_back(r);
+    auto change = [&](uint64_t address, uint8_t number) {
+      offsets.push_back(static_cast<uint8_t>(address));
+      numbers.push_back(number);
+    };
+    uint8_t current = kGapByte;
+    auto next = rows.begin();
+    for (uint64_t at = kText; at < kTextEnd; at += 1 << kFineShift) {
+      if (at % (1 << kBlockShift) == 0) {
+        if (!blocks.empty()) fine.push_back(static_cast<uint16_t>(offsets.size() - blocks.back().first_change));
+        blocks.push_back({static_cast<uint32_t>(offsets.size()), static_cast<uint32_t>(fine.size())});
+      }
+      fine.push_back(static_cast<uint16_t>(offsets.size() - blocks.back().first_change));
+      if (at % (1 << kBlockShift) == 0 && (next == rows.end() || next->first != at)) change(at, current);
+      for (; next != rows.end() && next->first < at + (1 << kFineShift); ++next) {
+        current = next->second == gap() ? kGapByte : static_cast<uint8_t>(dictionary.size());
+        if (current != kGapByte) dictionary.push_back(next->second);
+        change(next->first, current);
+      }
     }
+    fine.push_back(static_cast<uint16_t>(offsets.size() - blocks.back().first_change));
+    REQUIRE(dictionary.size() < kGapByte);
     std::vector<uint32_t> starts = {0};
     std::vector<uint8_t> text;
     for (auto& e : expressions)
@@ -91,11 +108,12 @@ struct World {
     TableHeader h{};
     h.magic = kTableMagic, h.version = kTableVersion, h.machine = kX86 ? 62 : 183;
     h.base = base, h.span = kTextEnd - kText;
-    h.row_count = static_cast<uint32_t>(dictionary.size()), h.block_count = 1;
+    h.row_count = static_cast<uint32_t>(dictionary.size()), h.block_count = static_cast<uint32_t>(blocks.size());
+    h.fine_count = static_cast<uint32_t>(fine.size());
     h.expression_count = static_cast<uint32_t>(expressions.size()),
     h.change_count = static_cast<uint32_t>(offsets.size());
     h.expression_bytes = static_cast<uint32_t>(text.size());
-    TableBlock blocks[2] = {{0, kNoFine}, {h.change_count, kNoFine}};
+    blocks.push_back({h.change_count, kNoFine});
     std::vector<uint8_t> out(sizeof h);
     auto add = [&](const void* data, size_t size) {
       uint32_t at = static_cast<uint32_t>(out.size());
@@ -104,11 +122,11 @@ struct World {
       return at;
     };
     h.rows = add(dictionary.data(), dictionary.size() * sizeof(Row));
-    h.blocks = add(blocks, sizeof blocks);
+    h.blocks = add(blocks.data(), blocks.size() * sizeof(TableBlock));
     h.expression_starts = add(starts.data(), starts.size() * 4);
-    h.fine = add(nullptr, 0);
-    h.change_offsets = add(offsets.data(), offsets.size() * 2);
-    h.change_rows = add(numbers.data(), numbers.size() * 2);
+    h.fine = add(fine.data(), fine.size() * 2);
+    h.change_offsets = add(offsets.data(), offsets.size());
+    h.change_rows = add(numbers.data(), numbers.size());
     h.expressions = add(text.data(), text.size());
     h.size = out.size();
     std::memcpy(out.data(), &h, sizeof h);

@@ -1,9 +1,11 @@
-// Layout of a packed table: dictionary first, then blocks of 64 KiB with their fine indices and changes.
+// Layout of a packed table: dictionary first, then blocks with their fine indices and changes.
 #include "host/tables/builder.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/base/check.h"
 
@@ -11,50 +13,72 @@ namespace sonde::host {
 namespace {
 
 constexpr uint64_t kBlock = uint64_t{1} << kBlockShift;
-constexpr uint32_t kFewChanges = 8;  // up to here a block is searched without fine indices
 
-uint64_t hash(const Row& row) {
-  return table_checksum({reinterpret_cast<const uint8_t*>(&row), sizeof row});
-}
+uint64_t hash(const Row& row) { return table_checksum({reinterpret_cast<const uint8_t*>(&row), sizeof row}); }
+
+// Rows that changes lead to, the most frequent ones first, as only the first have a number of one byte.
+struct Ranking {
+  std::vector<uint16_t> order;  // rank -> number
+  std::vector<uint16_t> rank;   // number -> rank
+
+  Ranking(std::span<const RowChange> changes, size_t rows) : rank(rows, kGapRow) {
+    std::vector<uint32_t> uses(rows);
+    for (const RowChange& change : changes)
+      if (change.row != kGapRow) uses[change.row]++;
+    for (size_t i = 0; i < rows; i++)
+      if (uses[i]) order.push_back(static_cast<uint16_t>(i));
+    std::stable_sort(order.begin(), order.end(), [&](uint16_t a, uint16_t b) { return uses[a] > uses[b]; });
+    for (size_t i = 0; i < order.size(); i++) rank[order[i]] = static_cast<uint16_t>(i);
+  }
+  uint16_t of(uint16_t number) const { return number == kGapRow ? kGapRow : rank[number]; }
+};
 
 // The three arrays that depend on the changes.
 struct Blocks {
   std::vector<TableBlock> blocks;
-  std::vector<uint16_t> fine, offsets, rows;
+  std::vector<uint16_t> fine;
+  std::vector<uint8_t> offsets, rows;
 
-  void add_fine(uint32_t first) {
-    uint32_t count = static_cast<uint32_t>(offsets.size()) - first, in_force = 0;
-    if (count <= kFewChanges) return;
-    blocks.back().first_fine = static_cast<uint32_t>(fine.size());
-    for (unsigned f = 0; f < kFinePerBlock; f++) {
-      while (in_force + 1 < count && offsets[first + in_force + 1] <= (f << kFineShift)) in_force++;
-      fine.push_back(static_cast<uint16_t>(in_force));
+  void add(uint64_t offset, uint16_t row) {
+    auto entry = [&](uint8_t byte) { offsets.push_back(static_cast<uint8_t>(offset)), rows.push_back(byte); };
+    if (row == kGapRow) return entry(kGapByte);
+    if (row < kGapByte) return entry(static_cast<uint8_t>(row));
+    entry(static_cast<uint8_t>(row >> 8));
+    entry(static_cast<uint8_t>(row));
+    entry(kEscapeByte);
+  }
+
+  // Changes of one block: offset in it and rank, the first at offset 0.
+  void add_block(std::span<const std::pair<uint32_t, uint16_t>> changes) {
+    uint32_t first = static_cast<uint32_t>(offsets.size());
+    blocks.push_back({first, changes.size() > 1 ? static_cast<uint32_t>(fine.size()) : kNoFine});
+    if (changes.size() == 1) return add(0, changes[0].second);
+    unsigned chunk = 0;
+    for (auto [offset, row] : changes) {
+      for (; chunk <= offset >> kFineShift; chunk++) fine.push_back(static_cast<uint16_t>(offsets.size() - first));
+      add(offset, row);
     }
+    for (; chunk < kFinePerBlock; chunk++) fine.push_back(static_cast<uint16_t>(offsets.size() - first));
   }
 };
+static_assert(3 * kBlock <= UINT16_MAX);  // a fine index counts all of a block's changes
 
-Blocks cut_into_blocks(std::span<const RowChange> changes, uint64_t base, uint64_t end) {
+Blocks cut_into_blocks(std::span<const RowChange> changes, const Ranking& ranking, uint64_t base, uint64_t end) {
   Blocks out;
   out.offsets.reserve(changes.size() + (end - base) / kBlock + 1);
   out.rows.reserve(out.offsets.capacity());
+  std::vector<std::pair<uint32_t, uint16_t>> block;
   uint16_t current = kGapRow;
   size_t next = 0;
   for (uint64_t at = base; at < end; at += kBlock) {
-    uint32_t first = static_cast<uint32_t>(out.offsets.size());
-    out.blocks.push_back({first, kNoFine});
-    out.offsets.push_back(0);
-    out.rows.push_back(current);
+    block.assign(1, {0, current});
     for (; next < changes.size() && changes[next].address - base < at - base + kBlock; next++) {
-      uint16_t offset = static_cast<uint16_t>(changes[next].address - at);
-      current = changes[next].row;
-      if (out.offsets.back() == offset) {
-        out.rows.back() = current;
-      } else if (out.rows.back() != current) {
-        out.offsets.push_back(offset);
-        out.rows.push_back(current);
-      }
+      uint32_t offset = static_cast<uint32_t>(changes[next].address - at);
+      current = ranking.of(changes[next].row);
+      if (block.back().first == offset) block.back().second = current;
+      else if (block.back().second != current) block.push_back({offset, current});
     }
-    out.add_fine(first);
+    out.add_block(block);
   }
   out.blocks.push_back({static_cast<uint32_t>(out.offsets.size()), kNoFine});
   return out;
@@ -135,7 +159,10 @@ Result<std::vector<uint8_t>> TableBuilder::finish(std::span<const RowChange> cha
     return fail(fmt::format("unwind table: code from {:#x} to {:#x} is more than one table holds", first, end));
   if (changes.empty()) header.span = 0;
 
-  Blocks blocks = cut_into_blocks(changes, header.base, header.base + header.span);
+  Ranking ranking(changes, rows_.size());
+  Blocks blocks = cut_into_blocks(changes, ranking, header.base, header.base + header.span);
+  std::vector<Row> rows;
+  for (uint16_t number : ranking.order) rows.push_back(rows_[number]);
   std::vector<uint32_t> starts;
   std::string expressions;
   for (const std::string& text : expressions_) {
@@ -144,14 +171,14 @@ Result<std::vector<uint8_t>> TableBuilder::finish(std::span<const RowChange> cha
   }
   starts.push_back(static_cast<uint32_t>(expressions.size()));
 
-  header.row_count = static_cast<uint32_t>(rows_.size());
+  header.row_count = static_cast<uint32_t>(rows.size());
   header.block_count = static_cast<uint32_t>(blocks.blocks.size() - 1);
   header.expression_count = static_cast<uint32_t>(expressions_.size());
   header.fine_count = static_cast<uint32_t>(blocks.fine.size());
   header.change_count = static_cast<uint32_t>(blocks.offsets.size());
   header.expression_bytes = static_cast<uint32_t>(expressions.size());
   Writer writer;
-  header.rows = writer.append(rows_);
+  header.rows = writer.append(rows);
   header.blocks = writer.append(blocks.blocks);
   header.expression_starts = writer.append(starts);
   header.fine = writer.append(blocks.fine);

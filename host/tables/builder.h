@@ -32,7 +32,7 @@ class TableBuilder {
   std::span<const uint8_t> expression(int32_t number) const;
 
   // The table for changes sorted by address; changes at one address: the last one counts. Nothing is covered before the
-  // first change or from `end` on. An error says what does not fit.
+  // first change or from `end` on. Rows that no change leads to are left out. An error says what does not fit.
   Result<std::vector<uint8_t>> finish(std::span<const RowChange> changes, uint64_t end) const;
 
  private:

@@ -70,6 +70,31 @@ TEST_CASE("table: every address finds the row that a plain list finds") {
   }
 }
 
+// Numbers of one byte, of two, and the largest there are; each change is at an address of its own, three entries in the table.
+TEST_CASE("table: more rows than one byte numbers, and as many as there can be") {
+  for (unsigned count : {253u, 254u, 255u, 256u, 257u, 600u, 65535u}) {
+    TableBuilder builder(kX86_64);
+    std::vector<RowChange> changes;
+    for (unsigned i = 0; i < count; i++) changes.push_back({0x1000 + i, *builder.row(numbered(static_cast<int>(i)))});
+    for (unsigned i = 0; i < 1000; i++)  // the last row is the most frequent one, with gaps between
+      changes.push_back({0x1000 + count + i, i % 2 ? *builder.row(numbered(static_cast<int>(count) - 1)) : kGapRow});
+    auto bytes = builder.finish(changes, changes.back().address + 1);
+    REQUIRE(bytes);
+    auto table = Table::open(*bytes);
+    REQUIRE(table);
+    CHECK(table->rows()[0].cfa_offset == static_cast<int>(count) - 1);
+    unsigned wrong = 0;
+    for (const RowChange& change : changes) {
+      const Row* row = table->lookup(ImageAddr(change.address));
+      wrong += (row ? row->cfa_offset : -1) != (change.row == kGapRow ? -1 : builder.row(change.row).cfa_offset);
+    }
+    CHECK(wrong == 0);
+  }
+  TableBuilder builder(kX86_64);
+  for (int i = 0; i < 65535; i++) builder.row(numbered(i));
+  CHECK(!builder.row(numbered(65535)));
+}
+
 TEST_CASE("table: no rows is a table of gaps") {
   TableBuilder builder(kX86_64);
   auto bytes = builder.finish({}, 0x1000);
@@ -114,8 +139,7 @@ TEST_CASE("table: mutated bytes are refused or harmless") {
   auto changes = random_changes(random, builder, 0x10000, 300, 600);
   auto good = builder.finish(changes, changes.back().address + 10);
   REQUIRE(good);
-  for (size_t length = 0; length < good->size(); length += 7)
-    CHECK(!Table::open(std::span(*good).first(length)));
+  for (size_t length = 0; length < good->size(); length += 7) CHECK(!Table::open(std::span(*good).first(length)));
   unsigned accepted = 0;
   for (int round = 0; round < 20000; round++) {
     std::vector<uint8_t> bytes = *good;
