@@ -6,6 +6,7 @@
 #include "core/event/ring.h"
 #include "core/isa/x86_64_detour.h"
 #include "core/probe/entries.h"
+#include "core/probe/hit_handler.h"
 
 namespace sonde {
 
@@ -34,6 +35,7 @@ static_assert(offsetof(RingHeader, mask) == RING_MASK && offsetof(RingHeader, ca
 static_assert(kPage == RING_DATA && kCallWords * 8 == CALL_RECORD_BYTES);
 static_assert(record_word(RecordType::call, static_cast<uint8_t>(ExitKind::returned), 0, 0) == CALL_RETURNED);
 static_assert(record_word(RecordType::none, 0, 1, 0) == 1 << RECORD_SITE_SHIFT);
+static_assert(offsetof(HitHandlers, exit) == HANDLERS_EXIT);
 static_assert(x86_64_detour::kResumeOffset - x86_64_detour::kReturnOffset == RESUME_BEHIND_RETURN);
 
 }  // namespace sonde

@@ -87,6 +87,7 @@ enum SiteFlags : uint32_t {
   // resume + 2. Acts in every session state.
   kSiteSystemCall = 1024,
   kSiteMakecontext = 4096,  // makecontext(), see core/probe/disarm.h
+  kSiteHandler = 8192,      // calls the target's own handlers, see core/probe/hit_handler.h
 };
 
 constexpr uint32_t kUsualSite = kSiteEnabled | kSiteHijack;  // what the usual paths in core/native serve

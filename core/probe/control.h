@@ -76,6 +76,7 @@ struct AgentControl {
 //   sonde_entries         ReturnEntry[kTrampolines], same stride; sonde_calls, sonde_owners: what else is known of each (entries.h)
 //   sonde_sum_calls       SumCall[kTrampolines] (core/event/sum.h), with FullPolicy::sum
 //   sonde_fresh_entries   uint32_t, entries from there on have never been used
+//   sonde_hit_handlers    HitHandlers (core/probe/hit_handler.h)
 extern "C" {
 extern AgentControl sonde_agent_control __attribute__((visibility("hidden")));
 }

@@ -7,6 +7,7 @@
 #include "core/probe/alternate_stack.h"
 #include "core/probe/backtrace.h"
 #include "core/probe/disarm.h"
+#include "core/probe/hit_handler.h"
 #include "core/probe/handlers.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
@@ -67,41 +68,64 @@ void record_entry(SessionHeader* session, ThreadState* thread, uint32_t site, ui
   else ring_write_entry(session, thread->ring, site, slot, now);
 }
 
+struct Exit {
+  ExitKind kind;
+  uint64_t ticks;
+  const CalleeSaved* saved;  // null: no handler will want them
+  unsigned level;
+};
+
+[[gnu::noinline]] void call_exit_handler(const ThreadState* thread, uint32_t index, const Exit& exit) {
+  const ReturnEntry& entry = sonde_entries[index];
+  const CalleeSaved& saved = *exit.saved;
+  call_handler(thread, {HitPoint::exit, sonde_calls[index].site, exit.kind, exit.level,
+                        {entry.real, entry.slot + 8, saved.rbp, saved.rbx, saved.r12, saved.r13, saved.r14, saved.r15},
+                        entry.real});
+}
+
+SONDE_HOT bool has_handler(const SessionHeader* session, uint32_t site) {
+  return session_sites(const_cast<SessionHeader*>(session))[site].flags & kSiteHandler;
+}
+
 // Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
-SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind,
-                              uint64_t now) {
+SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, const Exit& exit) {
   Ownership& ownership = sonde_owners[index];
+  uint32_t site = sonde_calls[index].site;
+  if (exit.saved && thread && ownership.state == EntryState::in_use && site != kNoSite && is_recording(session) &&
+      has_handler(session, site))
+    call_exit_handler(thread, index, exit);
   if (thread && ownership.owner == thread->tid) {
     if (ownership.state != EntryState::in_use) return false;
     ownership.state = EntryState::free;
   } else if (!entry_claim(index)) {
     return false;
   } else if (__builtin_expect(sonde_calls[index].site == kNoSite, 0)) {
-    if (kind == ExitKind::returned) handler_returned(index);
+    if (exit.kind == ExitKind::returned) handler_returned(index);
     entry_give(thread, index);
     return true;
   }
-  if (thread && is_recording(session)) record_end(session, thread, index, kind, now);
+  if (thread && is_recording(session)) record_end(session, thread, index, exit.kind, exit.ticks);
   entry_give(thread, index);
   return true;
 }
 
 // Ends the activation and those that left the slot to it by tail calls, innermost first.
-SONDE_HOT void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
+SONDE_HOT void end_chain(SessionHeader* session, ThreadState* thread, uint32_t index, const Exit& exit) {
   for (;;) {
     uint32_t link = sonde_calls[index].link, chain = entry_chain(index);
     uint64_t slot = sonde_entries[index].slot;
-    if (!end_activation(session, thread, index, kind, now) || __builtin_expect(!link, 1)) return;
+    if (!end_activation(session, thread, index, exit) || __builtin_expect(!link, 1)) return;
     index = link - 1;
     if (sonde_entries[index].slot != slot || entry_chain(index) + 1 != chain) return;
   }
 }
 
-SONDE_HOT void end_guarded(SessionHeader* session, uint32_t index, ExitKind kind, uint64_t now, uint64_t own_sp) {
+SONDE_HOT void end_guarded(SessionHeader* session, uint32_t index, Exit exit, uint64_t own_sp) {
   ThreadState* thread = this_thread(session);
-  if (__builtin_expect(!thread, 0)) return end_chain(session, nullptr, index, kind, now);
+  if (__builtin_expect(!thread, 0)) return end_chain(session, nullptr, index, exit);
   Guard guard(session, thread, own_sp);
-  end_chain(session, thread, index, kind, now);
+  exit.level = guard.level();
+  end_chain(session, thread, index, exit);
 }
 
 // link: index + 1 of the older activation on the slot, or 0.
@@ -109,7 +133,7 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
                                     uint32_t link) {
   sonde_entries[index] = {real, reinterpret_cast<uint64_t>(slot)};
   if (link) sonde_notes[index].chain = entry_chain(link - 1) + 1;
-  bool usual = !link && !holds_many(thread);
+  bool usual = !link && !holds_many(thread) && !has_handler(sonde_agent_control.session, site);
   sonde_owners[index] = {usual ? thread : &no_usual_thread, thread->tid, EntryState::in_use};
   uint64_t now = ticks();
   sonde_calls[index] = {now, site, link};
@@ -256,6 +280,11 @@ SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t 
   return false;
 }
 
+[[gnu::noinline]] void call_entry_handler(const ThreadState* thread, uint32_t site, unsigned level, const SiteRegs& regs) {
+  uint64_t real = sonde_return_address(reinterpret_cast<const uint64_t*>(regs.sp));
+  call_handler(thread, {HitPoint::entry, site, ExitKind::returned, level, regs, real});
+}
+
 [[gnu::noinline]] uint64_t hit_otherwise(SessionHeader* session, uint32_t number, uint32_t flags, const SiteRegs& regs,
                                          uint64_t own_sp) {
   if (!(flags & kSiteEnabled)) return 0;
@@ -265,6 +294,7 @@ SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t 
   Guard guard(session, thread, own_sp);
   if (!may_record(session, thread, number, guard, own_sp)) return 0;
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
+  if (flags & kSiteHandler) call_entry_handler(thread, number, guard.level(), regs);
   if (flags & kSiteStack) return hit_with_stack(session, thread, number, flags, regs, guard.level());
   if (flags & kSiteHijack) return hijack(session, thread, number, slot, guard.level() == 0).trampoline;
   record_entry(session, thread, number, regs.sp, ticks());
@@ -350,20 +380,20 @@ uint64_t sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t 
   return hit_usual(session, number, frame->slot, reinterpret_cast<uint64_t>(frame));
 }
 
-uint64_t sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp) {
+uint64_t sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp, const CalleeSaved* saved) {
   SessionHeader* session = sonde_agent_control.session;
   uint32_t index = trampoline_index(trampoline);
   const ActiveCall& call = sonde_calls[index];
   bool by_jump = call.link || call.site == kNoSite || enters_by_jump(session, call.site);
-  end_guarded(session, index, ExitKind::returned, now, own_sp);
+  end_guarded(session, index, {ExitKind::returned, now, saved, 0}, own_sp);
   return by_jump;
 }
 
-uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp) {
+uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp, const CalleeSaved* saved) {
   uint64_t now = sonde_agent_control.flags & kControlNoTicks ? 0 : ticks();
   uint32_t index = static_cast<uint32_t>(entry - sonde_entries);
   uint64_t resume = sonde_notes[index].resume;
-  end_guarded(sonde_agent_control.session, index, ExitKind::unwound, now, own_sp);
+  end_guarded(sonde_agent_control.session, index, {ExitKind::unwound, now, saved, 0}, own_sp);
   return resume;
 }
 

@@ -28,6 +28,11 @@ struct EntryFrame {
 };
 static_assert(sizeof(EntryFrame) == 224);
 
+// Registers that functions preserve, as trampolines.S pushes them: on a return's full path they are still the caller's.
+struct CalleeSaved {
+  uint64_t r15, r14, r13, r12, rbx, rbp;
+};
+
 // Calls that tell the engine by their arguments what it must mind. context: of the trap that brought the call here, or null.
 constexpr uint32_t kSitesByArguments = kSitePrctl | kSiteSyscall | kSiteSigaltstack | kSiteMakecontext;
 __attribute__((noinline)) void argument_event(uint32_t flags, uint64_t first, uint64_t second, SignalContext* context);
@@ -39,9 +44,10 @@ extern "C" {
 // Returns the trampoline through which the function is to be entered, or 0: by a jump.
 __attribute__((visibility("hidden"), hot)) uint64_t sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx,
                                                                    uint64_t r12, uint64_t r13, uint64_t r14, uint64_t r15);
-__attribute__((visibility("hidden"), hot)) uint64_t sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp);
+__attribute__((visibility("hidden"), hot)) uint64_t sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp,
+                                                                    const CalleeSaved* saved);
 // sonde_on_return: whether it was entered by a jump. sonde_on_unwind: the _Unwind_Resume of the unwinder that is at work.
-__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp);
+__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp, const CalleeSaved* saved);
 }
 
 }  // namespace sonde

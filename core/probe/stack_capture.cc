@@ -61,8 +61,7 @@ unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange sta
   return static_cast<unsigned>(end - out);
 }
 
-[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
-                                    const SiteRegs& regs, std::span<Frame> out) {
+RawMemory own_memory(const ThreadScratch* scratch, AddrRange stack) {
   RawMemory memory;
   memory.stacks[memory.stack_count++] = stack;
   for (const AddrRange& range : scratch->stacks)
@@ -71,6 +70,10 @@ unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange sta
   memory.entries = {Addr(reinterpret_cast<uint64_t>(sonde_entries)),
                     Addr(reinterpret_cast<uint64_t>(sonde_entries + kTrampolines))};
   memory.other = read_elsewhere;
+  return memory;
+}
+
+WalkStart<X86_64> start_of(const SiteRegs& regs) {
   WalkStart<X86_64> start;
   start.regs.set(X86_64::rip, regs.pc);
   start.regs.set(X86_64::rsp, regs.sp);
@@ -80,10 +83,25 @@ unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange sta
   start.regs.set(X86_64::r13, regs.r13);
   start.regs.set(X86_64::r14, regs.r14);
   start.regs.set(X86_64::r15, regs.r15);
-  return walk(arena, &scratch->rows, memory, start, out).frames;
+  return start;
+}
+
+[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
+                                    const SiteRegs& regs, std::span<Frame> out) {
+  RawMemory memory = own_memory(scratch, stack);
+  return walk(arena, &scratch->rows, memory, start_of(regs), out).frames;
 }
 
 }  // namespace
+
+unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_return, std::span<Frame> out) {
+  const TableArena* arena = __atomic_load_n(&sonde_agent_control.tables, __ATOMIC_ACQUIRE);
+  if (!arena) return 0;
+  RawMemory memory = own_memory(scratch, known_stack(scratch, regs.sp));
+  WalkStart<X86_64> start = start_of(regs);
+  start.source = Source::caller, start.pc_is_return = pc_is_return;
+  return walk(arena, &scratch->rows, memory, start, out).frames;
+}
 
 std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
   uint64_t* word = scratch->walks[level].packed;

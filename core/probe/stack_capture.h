@@ -53,6 +53,9 @@ struct SiteRegs {
   uint64_t pc, sp, rbp, rbx, r12, r13, r14, r15;
 };
 
+// Frames from `regs` outwards into `out`, for a handler that asks; how many. pc_is_return: regs.pc is where a call returns to.
+unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_return, std::span<Frame> out);
+
 // Where there is no room for a walk: the site alone, marked.
 std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
 

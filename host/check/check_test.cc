@@ -139,6 +139,18 @@ TEST_CASE("check: what cannot be proven is never called wrong") {
   CHECK(none_wrong("mov %rbx,(%rdi); mov $1,%ebx; .cfi_undefined 3; mov (%rdi),%rbx; .cfi_restore 3; ret") > 0);
 }
 
+// Its caller's return address has left the stack: a return trampoline.
+TEST_CASE("check: code that is entered by a return begins with the stack as its caller had it") {
+  const char* expression = ".cfi_escape 0x16,16,3,0x38,0x1c,0x06;";  // RA is the word below the CFA, as a computed value
+  std::string begin = std::string(".cfi_def_cfa 7,0;") + expression;
+  Checked right = check(begin + "lea -8(%rsp),%rsp; .cfi_def_cfa_offset 8; push %rax; .cfi_def_cfa_offset 16;"
+                                "pop %rax; .cfi_def_cfa_offset 8; ret");
+  CHECK(right.wrong("f") == "");
+  CHECK(right.count("f", Verdict::unknown) == 4);
+  Checked late = check(begin + "lea -8(%rsp),%rsp; .cfi_def_cfa_offset 8; push %rax; pop %rax; ret");
+  CHECK(late.wrong("f") == "6 cfa\n");
+}
+
 TEST_CASE("check: code without a row is missing, outermost and signal frames are not judged") {
   Built built(".text\n.globl f\n.type f,@function\nf: nop; ret\n.size f,.-f\n.globl g\n.type g,@function\ng: .cfi_startproc; "
               ".cfi_undefined 16; push %rbx; hlt; .cfi_endproc; .size g,.-g\n.globl h\n.type h,@function\nh: .cfi_startproc; "

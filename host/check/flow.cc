@@ -44,13 +44,21 @@ class Analysis {
     again_ = false;
     blocks_.clear();
     work_.clear();
-    arrive(own_.begin, State::at_entry(), 0);
+    arrive(own_.begin, entered_by_return() ? State::at_return() : State::at_entry(), 0);
     while (!work_.empty() && !out_.gave_up) {
       uint64_t pc = *work_.begin();
       work_.erase(work_.begin());
       Block block = blocks_.at(pc);
       walk(pc, block);
     }
+  }
+
+  // Code that functions return to instead of to their callers (return trampolines, and where they lead): the CFA is sp itself,
+  // and the return address is no word of the stack, but is computed.
+  bool entered_by_return() const {
+    const Row* row = table_.lookup(ImageAddr(own_.begin));
+    return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp && row->cfa_offset == 0 &&
+           row->ra_kind == ValueKind::is_expression;
   }
 
   Op* find(uint64_t pc) {

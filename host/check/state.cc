@@ -32,6 +32,13 @@ State State::at_entry() {
   return s;
 }
 
+State State::at_return() {
+  State s = at_entry();
+  s.reg[rsp] = exactly(kCfa);
+  s.slots_.back().value = kTop;
+  return s;
+}
+
 Value State::untouched(uint32_t of, int64_t at) const {
   return of == kCfa && at >= called_at_ ? kMade : kTop;
 }

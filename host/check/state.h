@@ -27,6 +27,8 @@ class State {
   std::array<Value, kRegs> reg{};
 
   static State at_entry();
+  // Entered by a return: its slot has been taken off the stack already. Who may have come by which address is not known.
+  static State at_return();
 
   void apply(const Op& op);
   // A called function has returned; op is the call.

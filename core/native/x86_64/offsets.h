@@ -57,6 +57,9 @@
 #define THREAD_USUAL 72
 #define THREAD_TID_IN_USE 80
 
+// HitHandlers
+#define HANDLERS_EXIT 8
+
 // RingHeader, call records
 #define RING_TAIL 128
 #define RING_RESERVE 136

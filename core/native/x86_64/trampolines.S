@@ -28,6 +28,21 @@
 
 #include "core/native/x86_64/offsets.h"
 
+    .macro push_callee_saved depth // struct CalleeSaved, core/probe/hit.h; the CFA is sp + depth before
+    push %rbp
+    .cfi_def_cfa_offset \depth + 8
+    push %rbx
+    .cfi_def_cfa_offset \depth + 16
+    push %r12
+    .cfi_def_cfa_offset \depth + 24
+    push %r13
+    .cfi_def_cfa_offset \depth + 32
+    push %r14
+    .cfi_def_cfa_offset \depth + 40
+    push %r15
+    .cfi_def_cfa_offset \depth + 48
+    .endm
+
     .section .text.sonde_trampolines, "ax", @progbits
     .balign 64
     .cfi_startproc simple
@@ -203,7 +218,11 @@ sonde_return_common:
     mov %eax, %esi
     or %rdx, %rsi                  // the exit's time
     mov %rsp, %rdx
-    call sonde_on_return           // (T, ticks, sp): writes the record, frees the entry; not 0 if it was entered by a jump
+    xor %ecx, %ecx
+    cmpq $0, sonde_hit_handlers + HANDLERS_EXIT(%rip)
+    jne sonde_return_handled
+    call sonde_on_return           // (T, ticks, sp, 0): writes the record, frees the entry; not 0 if it was entered by a jump
+.Lended:
     pop %r11
     .cfi_def_cfa_offset 80
     pop %r10
@@ -218,6 +237,23 @@ sonde_return_common:
     jmp *-8(%rsp)                  // not `ret`: the return predictor stays paired with the program's calls
     .size sonde_return_common, . - sonde_return_common
     .cfi_endproc
+
+// Part of the above, where somebody wants the caller's registers (core/probe/hit_handler.h).
+    .globl sonde_return_handled
+    .hidden sonde_return_handled
+    .type sonde_return_handled, @function
+sonde_return_handled:
+    .cfi_startproc simple
+    .cfi_def_cfa %rsp, 88
+    .cfi_offset 16, -8
+    push_callee_saved 88
+    mov %rsp, %rcx
+    call sonde_on_return
+    lea 48(%rsp), %rsp
+    .cfi_def_cfa_offset 88
+    jmp .Lended
+    .cfi_endproc
+    .size sonde_return_handled, . - sonde_return_handled
 
 // Unwinding (exception, pthread_exit, cancellation) reached a hooked frame and the personality sent it here.
 // sp = R, rax = exception object, rdx = entry. The unwinder has written this address into the slot on its way.
@@ -237,7 +273,11 @@ sonde_landing_pad:
     .cfi_def_cfa_offset 16
     mov %rdx, %rdi
     mov %rsp, %rsi
+    push_callee_saved 16
+    mov %rsp, %rdx
     call sonde_on_unwind           // the "unwound" exit; frees the entry; returns the unwinder's _Unwind_Resume
+    lea 48(%rsp), %rsp
+    .cfi_def_cfa_offset 16
     pop %rdi
     .cfi_def_cfa_offset 8
     sub $8, %rsp
