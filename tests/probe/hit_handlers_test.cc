@@ -164,9 +164,7 @@ void look_nowhere() {}
 
 }  // namespace
 
-TEST_CASE(
-    "handlers: stacks from their registers and from where they stand are the unhooked program's (S1, S2, S4, S16, S38, "
-    "S39)") {
+TEST_CASE("handlers: stacks taken in them are the unhooked program's (S1, S2, S4, S16, S38, S39)") {
   Handlers set(at_entry, at_exit);
   hook_chain();
   long activations = 0;
@@ -310,8 +308,7 @@ void counts(const Hit* hit) { counted += hit->level == 0; }
 
 }  // namespace
 
-TEST_CASE(
-    "handlers: they nest four deep, the fifth hit is counted as lost, outer ones keep their registers (S51, S52)") {
+TEST_CASE("handlers: they nest four deep, the fifth hit is counted as lost (S51, S52)") {
   static uint32_t site = the_harness().hook(reinterpret_cast<void*>(nested), kSiteHijack | kSiteHandler);
   Handlers set(calls_its_function, nullptr);
   uint64_t lost = the_harness().lost(LossCause::nesting);
