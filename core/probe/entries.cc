@@ -46,12 +46,21 @@ uint32_t pop_common() {
   return kNoEntry;
 }
 
-uint32_t take_fresh() {
+// Neighbours go to one thread, as many as fill two cache lines of each table (processors fetch lines in pairs): threads that
+// write into one line wait for each other at every call. The others of them are in the thread's list when this returns.
+constexpr uint32_t kFreshTogether = 8;
+static_assert(kFreshTogether * kTrampolineStride == 128 && kTrampolines % kFreshTogether == 0);
+
+uint32_t take_fresh(ThreadState* thread) {
   if (__atomic_load_n(&sonde_fresh_entries, __ATOMIC_RELAXED) >= kTrampolines) return kNoEntry;
-  uint32_t index = __atomic_fetch_add(&sonde_fresh_entries, 1, __ATOMIC_RELAXED);
-  if (index < kTrampolines) return index;
-  __atomic_store_n(&sonde_fresh_entries, kTrampolines, __ATOMIC_RELAXED);
-  return kNoEntry;
+  uint32_t index = __atomic_fetch_add(&sonde_fresh_entries, kFreshTogether, __ATOMIC_RELAXED);
+  if (index >= kTrampolines) return __atomic_store_n(&sonde_fresh_entries, kTrampolines, __ATOMIC_RELAXED), kNoEntry;
+  for (uint32_t other = index + kFreshTogether - 1; other > index; other--) {
+    sonde_owners[other].owner = thread->tid;
+    entry_push(&thread->free_entries, other);
+    thread->held_entries++;
+  }
+  return index;
 }
 
 }  // namespace
@@ -79,7 +88,7 @@ void hold_more(ThreadState* thread) {
 uint32_t entry_take_slow(SessionHeader* session, ThreadState* thread, bool may_reclaim) {
   if (thread->held_entries >= kKeepFree) hold_more(thread);
   uint32_t index = pop_common();
-  if (index == kNoEntry) index = take_fresh();
+  if (index == kNoEntry) index = take_fresh(thread);
   if (index == kNoEntry && may_reclaim && find_lost_entries(thread)) {
     index = entry_pop(&thread->free_entries);
     if (index != kNoEntry) return index;  // held all the time

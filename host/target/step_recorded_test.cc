@@ -44,7 +44,7 @@ NOINLINE void work(void) {
     raise(SIGUSR2);
     return;
   }
-  sink += recurse(3) + (int)real(1.0, 1);
+  sink += recurse(12) + (int)real(1.0, 1);  // deep enough for the thread's list of entries to run empty
   raise(SIGUSR1);
   raise(SIGUSR2);
   sink += forbids_ticks();

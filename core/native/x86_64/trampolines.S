@@ -44,12 +44,12 @@
     .endm
 
     .section .text.sonde_trampolines, "ax", @progbits
-    .balign 64
+    .balign 128                    // and so are the tables: see kFreshTogether in core/probe/entries.cc
     .cfi_startproc simple
     .cfi_personality 0x9b, personality_reference      // indirect pcrel sdata4
     .cfi_def_cfa %rsp, 0
     CFI_RETURN_ADDRESS_OF_TRAMPOLINE
-    .fill 64, 1, 0x90              // unwinders look up pc-1: the first one's beginning needs covered bytes in front
+    .fill 128, 1, 0x90             // unwinders look up pc-1: the first one's beginning needs covered bytes in front
     call *TARGETS_DISTANCE(%rip)
     .globl sonde_trampolines
     .hidden sonde_trampolines
