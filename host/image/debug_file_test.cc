@@ -17,12 +17,12 @@ constexpr const char* kSource =
     "static __attribute__((noinline)) int hidden(int x) { return x * 3; }\n"
     "int main(int c, char **v) { return hidden(c) + (v == 0); }\n";
 
-std::unique_ptr<ElfFile> debug_of(const std::string& path, const std::string& root = "/nowhere") {
+std::unique_ptr<ElfFile> debug_of(const std::string& path, const std::string& root, std::string* problem = nullptr) {
   auto bytes = FileBytes::read(path);
   REQUIRE(bytes);
   auto file = ElfFile::open(std::move(*bytes));
   REQUIRE(file);
-  return find_debug_file(**file, path, root);
+  return find_debug_file(**file, path, problem, {&root, 1});
 }
 
 }  // namespace
@@ -52,7 +52,9 @@ TEST_CASE("debug files: by debug link, checked by its sum") {
   auto bytes = read_file(moved);
   bytes.back() ^= 1;
   write_file(moved, std::string(bytes.begin(), bytes.end()));
-  CHECK_FALSE(debug_of(folder + "/a", folder + "/root"));
+  std::string problem;
+  CHECK_FALSE(debug_of(folder + "/a", folder + "/root", &problem));
+  CHECK(problem == "its debug file " + moved + " is of another build (the check sum differs) and not used");
 }
 
 TEST_CASE("debug files: by build id, which a file under that name must have") {
@@ -62,9 +64,12 @@ TEST_CASE("debug files: by build id, which a file under that name must have") {
       "strip -o a full && mkdir -p root/.build-id/12 && objcopy --only-keep-debug full "
       "root/.build-id/12/34567890.debug",
       folder);
-  CHECK(debug_of(folder + "/a", folder + "/root"));
+  std::string problem;
+  CHECK(debug_of(folder + "/a", folder + "/root", &problem));
+  CHECK(problem.empty());
   run("objcopy --only-keep-debug other root/.build-id/12/34567890.debug", folder);
-  CHECK_FALSE(debug_of(folder + "/a", folder + "/root"));
+  CHECK_FALSE(debug_of(folder + "/a", folder + "/root", &problem));
+  CHECK(problem.find("the build id differs") != std::string::npos);
 }
 
 TEST_CASE("debug files: a small symbol table packed into the program") {

@@ -14,6 +14,7 @@
 #include "host/image/elf_file.h"
 #include "host/image/functions.h"
 #include "host/image/inlined.h"
+#include "host/image/source_lines.h"
 
 namespace sonde::host {
 
@@ -25,12 +26,17 @@ struct Image::Impl {
   std::optional<std::string> interpreter;
   std::string soname;
 
+  std::string debug_problem;
+
   // elfutils' handles are not thread-safe: everything below is filled and used under this lock, until it stands.
   std::mutex reading;
   std::once_flag once;
   bool stripped = true;
   std::vector<Function> functions;
   std::unordered_map<std::string_view, ImageAddr> symbols;
+  std::once_flag lines_once;
+  std::unique_ptr<ElfFile> lines_file;  // if neither `file` nor `debug` has debug information
+  std::unique_ptr<SourceLines> lines;
 
   static Result<std::shared_ptr<const Image>> make(Result<FileBytes> bytes, std::string path);
   void read();
@@ -39,6 +45,8 @@ struct Image::Impl {
   }
   void index(std::vector<RawSymbol>& all);
   std::vector<ImageRange> stubs() const;
+  const ElfFile* with_debug_info();
+  void open_lines();
   void read_once() {
     std::call_once(once, [this] { read(); });
   }
@@ -46,7 +54,7 @@ struct Image::Impl {
 
 void Image::Impl::read() {
   std::lock_guard lock(reading);
-  if (!has_symtab(file.get())) debug = find_debug_file(*file, path);
+  if (!has_symtab(file.get())) debug = find_debug_file(*file, path, &debug_problem);
   const ElfFile* with_symbols = has_symtab(file.get()) ? file.get() : has_symtab(debug.get()) ? debug.get() : nullptr;
   std::vector<RawSymbol> all;
   if (with_symbols) read_symbols(*with_symbols, false, all);
@@ -212,15 +220,39 @@ bool Image::is_static() const {
          std::ranges::none_of(impl_->file->program_headers(), [](auto& p) { return p.p_type == PT_DYNAMIC; });
 }
 
+// Under the lock, after read().
+const ElfFile* Image::Impl::with_debug_info() {
+  auto has = [](const ElfFile* elf) { return elf && (elf->section(".debug_info") || elf->section(".zdebug_info")); };
+  if (has(file.get())) return file.get();
+  if (!debug && !lines_file) lines_file = find_debug_file(*file, path, &debug_problem);
+  for (const ElfFile* elf : {debug.get(), lines_file.get()})
+    if (has(elf)) return elf;
+  return nullptr;
+}
+
+void Image::Impl::open_lines() {
+  std::lock_guard lock(reading);
+  const ElfFile* from = with_debug_info();
+  if (from) lines = SourceLines::open(*from, &debug_problem);
+}
+
 bool Image::has_inlined(const std::string& glob) const {
   impl_->read_once();
   std::lock_guard lock(impl_->reading);
-  for (const char* name : {".debug_info", ".zdebug_info"})
-    if (impl_->file->section(name)) return knows_inlined(*impl_->file, glob);
-  std::unique_ptr<ElfFile> found;
-  if (!impl_->debug) found = find_debug_file(*impl_->file, impl_->path);
-  const ElfFile* debug = impl_->debug ? impl_->debug.get() : found.get();
-  return debug && knows_inlined(*debug, glob);
+  const ElfFile* from = impl_->with_debug_info();
+  return from && knows_inlined(*from, glob);
+}
+
+std::vector<SourceRow> Image::source_rows(ImageAddr addr) const {
+  impl_->read_once();
+  std::call_once(impl_->lines_once, [this] { impl_->open_lines(); });
+  std::lock_guard lock(impl_->reading);
+  return impl_->lines ? impl_->lines->rows(addr) : std::vector<SourceRow>{};
+}
+
+std::string Image::debug_problem() const {
+  std::lock_guard lock(impl_->reading);
+  return impl_->debug_problem.empty() ? "" : fmt::format("{}: {}", impl_->path, impl_->debug_problem);
 }
 
 std::string display_name(const Image& image, const Function& function) {

@@ -53,6 +53,18 @@ struct NameHit {
   uint64_t offset;  // bytes from its start
 };
 
+struct SourceLine {
+  std::string file;  // "" if unknown
+  unsigned line = 0, column = 0;
+};
+
+// One level of what an instruction belongs to: a function inlined there, or last the function that was called.
+struct SourceRow {
+  std::string function;  // demangled; "" if debug information does not tell
+  SourceLine at;         // of the innermost row where execution stands, else where the row before it was inlined
+  bool inlined = false;
+};
+
 class Image {
  public:
   // Opens an ELF file (or a vDSO in memory). An error says what is wrong with the file.
@@ -86,6 +98,11 @@ class Image {
   // Whether debug information, here or in a debug file, knows inlined copies of a function whose name matches the glob.
   // Slow; for error messages.
   bool has_inlined(const std::string& glob) const;
+  // Source lines of an instruction, innermost first; for a return address give the byte before it. Empty without debug
+  // information, here or in a debug file. The last row is the function that find() gives.
+  std::vector<SourceRow> source_rows(ImageAddr addr) const;
+  // Why debug information was not used though there is some: a debug file of another build, say. "" mostly.
+  std::string debug_problem() const;
 
   ~Image();
 

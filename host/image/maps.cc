@@ -2,6 +2,7 @@
 // there may be another by now, or lie in another mount namespace, so its header is compared with the process's memory.
 #include "host/image/maps.h"
 
+#include <elf.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -118,6 +119,7 @@ Result<std::vector<Mapping>> read_maps(pid_t pid) {
 
 namespace {
 
+constexpr uint64_t kMostInMemory = uint64_t{1} << 30;
 constexpr uint64_t kPage = 4096;  // both processors' smallest; segments are congruent modulo it
 
 // Images by identity of their file, so that each is read once however many processes and calls ask for it.
@@ -159,6 +161,8 @@ class Loader {
       auto image = Image::from_memory({bytes->begin(), bytes->end()}, m.path);
       if (image) return *image;
       why = image.error().message;
+    } else if (auto again = from_memory(m, all)) {
+      return again;
     } else if (why.empty()) {
       why = fmt::format(
           "{} {}", m.path,
@@ -181,13 +185,66 @@ class Loader {
     return image ? *image : nullptr;
   }
 
-  // The file's first page as the process sees it: ELF header, program headers, usually the build id.
-  std::vector<uint8_t> header_in_memory(const Mapping& m, std::span<const Mapping> all) const {
+  // Where the file's beginning is mapped.
+  static const Mapping* first_mapping(const Mapping& m, std::span<const Mapping> all) {
     for (auto& other : all)
       if (other.inode == m.inode && other.device == m.device && other.path == m.path && other.offset.value == 0 &&
           !other.writable && other.range.begin <= m.range.begin && m.range.begin - other.range.begin <= (1ll << 40))
-        return read_memory({other.range.begin, other.range.begin + int64_t{kPage}});
-    return {};
+        return &other;
+    return nullptr;
+  }
+
+  // The file's first page as the process sees it: ELF header, program headers, usually the build id.
+  std::vector<uint8_t> header_in_memory(const Mapping& m, std::span<const Mapping> all) const {
+    const Mapping* first = first_mapping(m, all);
+    return first ? read_memory({first->range.begin, first->range.begin + int64_t{kPage}}) : std::vector<uint8_t>{};
+  }
+
+  // The loader makes addresses of some entries in place (glibc, elf/get-dynamic-info.h).
+  static void unrelocate(std::span<uint8_t> dynamic, uint64_t bias) {
+    constexpr int64_t kRelocated[] = {DT_HASH, DT_PLTGOT, DT_STRTAB,   DT_SYMTAB, DT_RELA,
+                                      DT_REL,  DT_JMPREL, DT_GNU_HASH, DT_VERSYM};
+    for (size_t at = 0; at + sizeof(Elf64_Dyn) <= dynamic.size(); at += sizeof(Elf64_Dyn)) {
+      Elf64_Dyn entry;
+      std::memcpy(&entry, dynamic.data() + at, sizeof entry);
+      if (std::ranges::find(kRelocated, entry.d_tag) == std::end(kRelocated) || entry.d_un.d_ptr < bias) continue;
+      entry.d_un.d_ptr -= bias;
+      std::memcpy(dynamic.data() + at, &entry, sizeof entry);
+    }
+  }
+
+  // Only the privileged may read map_files. What is loaded of a file is enough for unwinding and exported names: its
+  // segments, put back to where they were in the file; the section headers are not among them.
+  std::shared_ptr<const Image> from_memory(const Mapping& m, std::span<const Mapping> all) const {
+    auto head = header_in_memory(m, all);
+    Elf64_Ehdr header;
+    if (head.size() < sizeof header) return nullptr;
+    std::memcpy(&header, head.data(), sizeof header);
+    if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_phentsize != sizeof(Elf64_Phdr)) return nullptr;
+    uint64_t headers_end = header.e_phoff + uint64_t{header.e_phnum} * sizeof(Elf64_Phdr);
+    if (header.e_phoff > head.size() || headers_end > head.size()) return nullptr;
+    std::vector<Elf64_Phdr> segments(header.e_phnum);
+    std::memcpy(segments.data(), head.data() + header.e_phoff, segments.size() * sizeof(Elf64_Phdr));
+    auto dynamic = std::ranges::find(segments, uint32_t{PT_DYNAMIC}, &Elf64_Phdr::p_type);
+    const Elf64_Phdr names = dynamic == segments.end() ? Elf64_Phdr{} : *dynamic;
+    std::erase_if(segments, [](auto& s) { return s.p_type != PT_LOAD; });
+    if (segments.empty() || segments.front().p_offset >= kPage) return nullptr;
+    uint64_t bias = first_mapping(m, all)->range.begin.value - (segments.front().p_vaddr & ~(kPage - 1));
+    std::vector<uint8_t> file;
+    for (const Elf64_Phdr& s : segments) {
+      if (s.p_offset > kMostInMemory || s.p_filesz > kMostInMemory) return nullptr;
+      Addr begin(s.p_vaddr + bias);
+      auto bytes = read_memory({begin, begin + static_cast<int64_t>(s.p_filesz)});
+      file.resize(std::max<size_t>(file.size(), s.p_offset + s.p_filesz));
+      std::copy(bytes.begin(), bytes.end(), file.begin() + static_cast<std::ptrdiff_t>(s.p_offset));
+    }
+    if (file.size() < sizeof header) return nullptr;
+    if (names.p_offset < file.size() && names.p_filesz <= file.size() - names.p_offset)
+      unrelocate(std::span(file).subspan(names.p_offset, names.p_filesz), bias);
+    header.e_shoff = 0, header.e_shnum = header.e_shstrndx = 0;
+    std::memcpy(file.data(), &header, sizeof header);
+    auto image = Image::from_memory(std::move(file), m.path);
+    return image ? *image : nullptr;
   }
 
   static bool same_header(const Image& image, std::span<const uint8_t> head) {
