@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <sys/procfs.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@
 #include <set>
 
 #include "core/base/cursor.h"
+#include "host/image/debug_file.h"
 
 namespace sonde::host {
 namespace {
@@ -67,11 +69,13 @@ Result<void> CoreFile::read_headers(const std::string& path) {
     auto section = struct_at<Elf64_Shdr>(bytes_, header->e_shoff);
     count = section ? section->sh_info : 0;
   }
+  uint64_t needed = 0;
   for (uint64_t i = 0; i < count; i++) {
     auto segment = struct_at<Elf64_Phdr>(bytes_, header->e_phoff + i * sizeof(Elf64_Phdr));
     if (!segment) return fail(fmt::format("{}: ends within its program headers", path));
     uint64_t there =
         segment->p_offset < bytes_.size() ? std::min(segment->p_filesz, bytes_.size() - segment->p_offset) : 0;
+    needed = std::max(needed, segment->p_offset + std::min(segment->p_filesz, ~segment->p_offset));
     if (segment->p_type == PT_NOTE) {
       auto done = read_notes(bytes_.subspan(there ? segment->p_offset : 0, there));
       if (!done) return fail(fmt::format("{}: {}", path, done.error().message));
@@ -79,13 +83,29 @@ Result<void> CoreFile::read_headers(const std::string& path) {
       segments_.push_back({{Addr(segment->p_vaddr), Addr(segment->p_vaddr + segment->p_memsz)},
                            segment->p_offset,
                            std::min(there, segment->p_memsz),
+                           std::min(segment->p_filesz, segment->p_memsz),
+                           (segment->p_flags & PF_R) != 0,
                            (segment->p_flags & PF_W) != 0,
                            (segment->p_flags & PF_X) != 0});
     }
   }
   std::ranges::sort(segments_, {}, [](const CoreSegment& s) { return s.range.begin; });
-  if (threads_.empty()) return fail(fmt::format("{}: a core file without threads: cut off, or not of a process", path));
+  if (needed > bytes_.size()) note_cut(path, needed);
+  if (threads_.empty())
+    return fail(cut_.empty() ? fmt::format("{}: a core file without threads: not of a process", path)
+                             : cut_ + "; the threads' registers are not among them");
   return {};
+}
+
+// Such cores come of full disks and of limits (ulimit -c).
+void CoreFile::note_cut(const std::string& path, uint64_t needed) {
+  cut_ = fmt::format("{} is cut off: it has {} of {} bytes", path, bytes_.size(), needed);
+  size_t lacking = 0;
+  for (const CoreSegment& s : segments_) lacking += s.file_size < s.wanted_size;
+  if (lacking == 0) return;
+  auto first = std::ranges::find_if(segments_, [](const CoreSegment& s) { return s.file_size < s.wanted_size; });
+  cut_ += fmt::format(", and lacks memory from {:#x} on (of {} of its {} segments)",
+                      (first->range.begin + static_cast<int64_t>(first->file_size)).value, lacking, segments_.size());
 }
 
 Result<void> CoreFile::read_notes(std::span<const uint8_t> notes) {
@@ -190,8 +210,11 @@ bool CoreFile::read(Addr at, std::span<uint8_t> into) {
 
 bool CoreFile::stack_at(Addr sp, AddrRange* stack) {
   const CoreSegment* found = segment(sp);
+  auto above = std::ranges::upper_bound(segments_, sp, {}, [](const CoreSegment& s) { return s.range.begin; });
+  if (found && !found->writable && !found->readable) found = nullptr;  // a guard page
+  if (!found && above != segments_.end() && above->range.begin - sp <= kOverflow) found = &*above;
   if (!found || !found->writable) return false;
-  *stack = {found->range.begin, found->range.begin + static_cast<int64_t>(found->file_size)};
+  *stack = {std::min(sp, found->range.begin), found->range.begin + static_cast<int64_t>(found->file_size)};
   return stack->contains(sp);
 }
 
@@ -212,38 +235,110 @@ bool CoreFile::is_image(const std::string& name, const std::string& path) const 
   return elf;
 }
 
-// Where the image lies: by the mapping of its code.
+// Where the image lies: where each of its segments is mapped from where it is in the file. One mapping alone does not tell:
+// segments that share a page of the file are mapped from the same place.
 std::optional<LoadedImage> CoreFile::place(const std::string& name, std::shared_ptr<const Image> image) const {
-  std::optional<uint64_t> bias;
+  auto page = [](uint64_t n) { return n & ~(kPage - 1); };
+  auto mapped_at = [&](const Segment& s, uint64_t bias) {
+    Addr at(page(s.range.begin.value) + bias);
+    return std::ranges::any_of(files_, [&](const MappedFile& file) {
+      return file.path == name && file.range.contains(at) &&
+             file.offset + static_cast<uint64_t>(at - file.range.begin) == page(s.offset.value);
+    });
+  };
+  const Segment& first = image->segments().front();
   uint64_t low = ~0ull, high = 0;
-  for (const Segment& s : image->segments()) {
-    uint64_t first = s.offset.value & ~(kPage - 1), last = s.offset.value + s.file_size;
-    for (const MappedFile& file : files_)
-      if (file.path == name && s.executable && !bias && file.offset >= first && file.offset < last)
-        bias = file.range.begin.value - file.offset + s.offset.value - s.range.begin.value;
-    low = std::min(low, s.range.begin.value & ~(kPage - 1)),
-    high = std::max(high, (s.range.end.value + kPage - 1) & ~(kPage - 1));
+  for (const Segment& s : image->segments())
+    low = std::min(low, page(s.range.begin.value)), high = std::max(high, page(s.range.end.value + kPage - 1));
+  for (const MappedFile& file : files_) {
+    if (file.path != name || file.offset != page(first.offset.value)) continue;
+    uint64_t bias = file.range.begin.value - page(first.range.begin.value);
+    // Data segments may have been replaced by something else since, code is never.
+    auto in_place = [&](const Segment& s) { return !s.executable || mapped_at(s, bias); };
+    if (std::ranges::all_of(image->segments(), in_place))
+      return LoadedImage{std::move(image), bias, {Addr(low + bias), Addr(high + bias)}};
   }
-  if (!bias) return std::nullopt;
-  return LoadedImage{std::move(image), *bias, {Addr(low + *bias), Addr(high + *bias)}};
+  return std::nullopt;
 }
 
-std::optional<LoadedImage> CoreFile::load(const std::string& name, const std::string& path,
-                                          std::vector<std::string>* problems) const {
+// The file's first page as the process saw it, which has its headers and usually its build id; as much as the core holds.
+std::vector<uint8_t> CoreFile::first_page(const std::string& name) const {
+  std::vector<uint8_t> page(kPage);
+  for (const MappedFile& file : files_) {
+    if (file.path != name || file.offset != 0) continue;
+    const CoreSegment* found = segment(file.range.begin);
+    if (!found || found->file_size == 0) continue;
+    page.resize(read_some(file.range.begin, page));
+    return page;
+  }
+  return {};
+}
+
+std::string CoreFile::build_id(const std::string& name) const {
+  auto page = first_page(name);
+  auto header = struct_at<Elf64_Ehdr>(page, 0);
+  if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return "";
+  for (unsigned i = 0; i < header->e_phnum; i++) {
+    auto segment = struct_at<Elf64_Phdr>(page, header->e_phoff + i * sizeof(Elf64_Phdr));
+    if (!segment) break;
+    if (segment->p_type != PT_NOTE || segment->p_offset >= page.size()) continue;
+    uint64_t size = std::min<uint64_t>(segment->p_filesz, page.size() - segment->p_offset);
+    for (Cursor at(std::span<const uint8_t>(page).subspan(segment->p_offset, size)); at.left() >= sizeof(Elf64_Nhdr);) {
+      uint32_t name_size = at.read<uint32_t>(), id_size = at.read<uint32_t>(), type = at.read<uint32_t>();
+      auto owner = at.take(align4(name_size));
+      auto id = at.take(id_size);
+      at.skip(std::min<uint64_t>(align4(id_size) - id_size, at.left()));
+      if (!at.ok()) break;
+      if (type == NT_GNU_BUILD_ID && name_size == 4 && std::memcmp(owner.data(), "GNU", 4) == 0)
+        return fmt::format("{:02x}", fmt::join(id, ""));
+    }
+  }
+  return "";
+}
+
+// By build id, or where one has none by its headers, which say where everything lies. The core's memory alone tells.
+CoreFile::Identity CoreFile::identify(const std::string& name, const Image& image) const {
+  std::string id = build_id(name);
+  if (!id.empty()) return id == image.build_id() ? Identity::same : Identity::other;
+  auto page = first_page(name);
+  const Segment& first = image.segments().front();
+  auto in_file =
+      image.bytes({first.range.begin, first.range.begin + static_cast<int64_t>(std::min(first.file_size, kPage))});
+  size_t size =
+      std::min({page.size(), in_file.size(), size_t{0x400}});  // up to code, which a debugger may have changed
+  if (size == 0 || first.offset.value != 0) return Identity::unknown;
+  return std::memcmp(page.data(), in_file.data(), size) == 0 ? Identity::same : Identity::other;
+}
+
+void CoreFile::load(const std::string& name, const std::string& path, std::vector<std::string>* problems) {
   auto image = Image::open(path);
-  if (!image) return problems->push_back(image.error().message), std::nullopt;
+  Identity identity = image ? identify(name, **image) : Identity::other;
+  std::string id = build_id(name);
+  if (identity == Identity::other && !id.empty())
+    for (const std::string& root : debug_roots()) {
+      auto kept = Image::open(fmt::format("{}/.build-id/{}/{}", root, id.substr(0, 2), id.substr(2)));
+      if (!kept || (*kept)->build_id() != id) continue;
+      image = std::move(kept), identity = Identity::same;
+      break;
+    }
+  if (identity == Identity::other) {
+    std::string why = image ? fmt::format("{} is not the file that the process had mapped: its build id is {}", path,
+                                          (*image)->build_id().empty() ? "missing" : (*image)->build_id())
+                            : image.error().message;
+    if (path != name) why += fmt::format(" (for {})", name);
+    problems->push_back(fmt::format("{}{}; frames in it are unknown code", why, id.empty() ? "" : ", wanted is " + id));
+    return;
+  }
   auto loaded = place(name, *image);
-  if (!loaded) return std::nullopt;
-  const Section* id = (*image)->section(".note.gnu.build-id");
-  if (!id || !id->addr) return loaded;
-  auto in_file = (*image)->bytes(*id);
-  std::vector<uint8_t> in_core(in_file.size());
-  if (read_some(loaded->to_target(id->addr), in_core) < in_core.size())
-    problems->push_back(fmt::format("{}: the core does not hold its build id; taken to be the right file", path));
-  else if (!std::ranges::equal(in_core, in_file))
-    return problems->push_back(fmt::format("{}: not the file that the process had mapped: its build id differs", path)),
-           std::nullopt;
-  return loaded;
+  if (!loaded) return;
+  if (identity == Identity::unknown) {
+    problems->push_back(
+        fmt::format("{}: the core has nothing to recognise the file by; it may be another, so frames in it are "
+                    "not believed",
+                    path));
+    doubtful_.push_back(loaded->range);
+  }
+  images_.push_back(std::move(*loaded));
 }
 
 std::optional<LoadedImage> CoreFile::load_vdso() const {
@@ -256,7 +351,14 @@ std::optional<LoadedImage> CoreFile::load_vdso() const {
   return LoadedImage{*image, bias, found->range};
 }
 
+std::vector<std::pair<AddrRange, std::string>> CoreFile::files() const {
+  std::vector<std::pair<AddrRange, std::string>> files;
+  for (const MappedFile& file : files_) files.emplace_back(file.range, file.path);
+  return files;
+}
+
 std::vector<LoadedImage> CoreFile::load_images(const std::string& executable, std::vector<std::string>* problems) {
+  if (!cut_.empty()) problems->push_back(cut_);
   std::set<std::string> tried;
   std::string program;
   for (const MappedFile& file : files_)
@@ -265,7 +367,7 @@ std::vector<LoadedImage> CoreFile::load_images(const std::string& executable, st
     if (!tried.insert(file.path).second) continue;
     std::string path = file.path == program && !executable.empty() ? executable : file.path;
     if (!is_image(file.path, path)) continue;
-    if (auto loaded = load(file.path, path, problems)) images_.push_back(std::move(*loaded));
+    load(file.path, path, problems);
   }
   if (auto vdso = load_vdso()) images_.push_back(std::move(*vdso));
   std::ranges::sort(images_, {}, [](const LoadedImage& i) { return i.range.begin; });

@@ -28,6 +28,10 @@ const Mapping* ProcessMemory::mapping(Addr at) const {
   return &*std::prev(found);
 }
 
+void ProcessMemory::reload_mappings() {
+  if (auto now = read_maps(pid_)) mappings_ = std::move(*now);
+}
+
 size_t ProcessMemory::read_now(Addr at, std::span<uint8_t> into) {
   size_t done = 0;
   while (done < into.size()) {
@@ -67,10 +71,19 @@ bool ProcessMemory::read(Addr at, std::span<uint8_t> into) {
   return true;
 }
 
-bool ProcessMemory::stack_at(Addr sp, AddrRange* stack) {
+const Mapping* ProcessMemory::stack_mapping(Addr sp) const {
   const Mapping* found = mapping(sp);
-  if (!found || !found->readable || !found->writable) return false;
-  *stack = found->range;
+  if (found && found->writable) return found;
+  if (found && found->readable) return nullptr;  // no guard page
+  auto above = std::ranges::upper_bound(mappings_, sp, {}, [](const Mapping& m) { return m.range.begin; });
+  if (above == mappings_.end() || !above->writable || above->range.begin - sp > kOverflow) return nullptr;
+  return &*above;
+}
+
+bool ProcessMemory::stack_at(Addr sp, AddrRange* stack) {
+  const Mapping* found = stack_mapping(sp);
+  if (!found || !found->readable) return false;
+  *stack = {std::min(sp, found->range.begin), found->range.end};
   return true;
 }
 
@@ -121,8 +134,12 @@ bool SnapshotMemory::read_file(Addr at, std::span<uint8_t> into) const {
 
 bool SnapshotMemory::stack_at(Addr sp, AddrRange* stack) {
   const Piece* found = piece(sp);
+  if (!found) {  // overflowed: the stack's first byte was copied
+    const Mapping* mapping = process_->stack_mapping(sp);
+    if (mapping && !mapping->range.contains(sp)) found = piece(mapping->range.begin);
+  }
   if (!found) return false;
-  *stack = {found->begin, found->end()};
+  *stack = {std::min(sp, found->begin), found->end()};
   return true;
 }
 

@@ -15,12 +15,15 @@
 
 namespace sonde::host {
 
+// How far below its stack's memory sp may stand: a function that has overflowed it has not yet touched what it made room for.
+constexpr int64_t kOverflow = 1 << 16;
+
 class TargetMemory {
  public:
   virtual ~TargetMemory() = default;
   // All bytes or false.
   virtual bool read(Addr at, std::span<uint8_t> into) = 0;
-  // The memory around sp that may be its stack.
+  // The memory around sp that may be its stack; it begins at sp if that lies below what there is of an overflowed one.
   virtual bool stack_at(Addr sp, AddrRange* stack) = 0;
 
   template <class T>
@@ -43,6 +46,10 @@ class ProcessMemory : public TargetMemory {
   size_t read_now(Addr at, std::span<uint8_t> into);
   void forget() { pages_.clear(); }
   const Mapping* mapping(Addr at) const;
+  // The writable mapping that holds sp, or the one that it has just overflowed; null if there is none.
+  const Mapping* stack_mapping(Addr sp) const;
+  // Reads the mappings anew: a stack may have grown, a thread may have come.
+  void reload_mappings();
 
  private:
   static constexpr uint64_t kPageSize = 4096;

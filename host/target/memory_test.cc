@@ -65,6 +65,26 @@ TEST_CASE("memory: a process's words, across pages and up to where they end") {
   CHECK(word == 11);
 }
 
+TEST_CASE("memory: an overflowed stack begins at sp, which stands below it in its guard page") {
+  auto* pages = static_cast<uint8_t*>(mmap(nullptr, 3 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  Addr begin(reinterpret_cast<uint64_t>(pages)), stack_begin = begin + int64_t{kPage};
+  mprotect(pages + kPage, kPage, PROT_READ | PROT_WRITE);
+  auto memory = std::make_shared<ProcessMemory>(getpid(), *read_maps(getpid()));
+  AddrRange stack;
+  REQUIRE(memory->stack_at(begin + 4000, &stack));
+  CHECK(stack.begin == begin + 4000);
+  CHECK(stack.contains(stack_begin + 8));
+  CHECK(!stack.contains(begin + int64_t{2 * kPage}));
+  uint64_t word;
+  CHECK(memory->read_as(stack_begin, &word));
+  SnapshotMemory snapshot(memory);
+  CHECK(!snapshot.stack_at(begin + 4000, &stack));
+  snapshot.copy(stack_begin, 256);
+  REQUIRE(snapshot.stack_at(begin + 4000, &stack));
+  CHECK(stack == AddrRange{begin + 4000, stack_begin + 256});
+  munmap(pages, 3 * kPage);
+}
+
 TEST_CASE("memory: a snapshot keeps what it copied and refuses what may have changed") {
   Child child;
   SnapshotMemory snapshot(child.memory());

@@ -1,5 +1,5 @@
-// A process: tables are made ready first, as that may take long; then it is stopped, and the picture taken. Should its
-// libraries or detours have changed in between, once more from the beginning.
+// A process: tables are made ready first, as that may take long; then each thread is stopped, and its picture taken. Should
+// libraries or detours have changed meanwhile, once more from the beginning.
 #include "host/target/stack_target.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <set>
 
 #include "core/isa/code.h"
 #include "core/probe/control.h"
@@ -19,7 +20,9 @@ namespace sonde::host {
 namespace {
 
 constexpr int kAttempts = 4;
-constexpr uint64_t kLargestStackCopy = uint64_t{256} << 20;
+// What is copied of a stack at first, and of one that goes on behind that. Where a stack ends nobody knows: a fiber's may lie
+// in the middle of a heap of gigabytes.
+constexpr uint64_t kStackCopies[] = {uint64_t{1} << 19, uint64_t{1} << 23, uint64_t{256} << 20};
 constexpr size_t kMaxStacksPerThread = 8;  // its own, signal stacks, fibers' under them
 
 bool same_code(const std::vector<Mapping>& a, const std::vector<Mapping>& b) {
@@ -35,9 +38,9 @@ bool same_code(const std::vector<Mapping>& a, const std::vector<Mapping>& b) {
 // Copies whole stacks, and the return entries and interrupted stacks that the copied words lead to.
 class StackCopier {
  public:
-  StackCopier(SnapshotMemory& snapshot, const ProcessMemory& process, const TableArena& arena,
-              std::span<const Addr> signal_returns)
-      : snapshot_(snapshot), process_(process), arena_(arena), signal_returns_(signal_returns) {}
+  StackCopier(SnapshotMemory& snapshot, ProcessMemory& process, const TableArena& arena,
+              std::span<const Addr> signal_returns, uint64_t limit)
+      : snapshot_(snapshot), process_(process), arena_(arena), signal_returns_(signal_returns), limit_(limit) {}
 
   void copy(const RegSet<X86_64>& regs) {
     for (unsigned reg = 0; reg < X86_64::kRegs; reg++)
@@ -46,13 +49,19 @@ class StackCopier {
     for (size_t i = 0; i < todo.size() && i < kMaxStacksPerThread; i++) copy_stack(todo[i], &todo);
   }
 
+  // Something was left out that may belong to a stack.
+  bool cut() const { return cut_; }
+
  private:
   void copy_stack(Addr sp, std::vector<Addr>* found) {
     const Mapping* mapping = process_.mapping(sp);
-    if (!mapping || !mapping->writable || snapshot_.holds(sp)) return;
+    if (!mapping || !mapping->writable) process_.reload_mappings(), mapping = process_.stack_mapping(sp);
+    if (!mapping || snapshot_.holds(std::max(sp, mapping->range.begin))) return;
     Addr begin = std::max(mapping->range.begin, sp - X86_64::kRedZone);
     begin = Addr(begin.value & ~uint64_t{7});
-    auto bytes = snapshot_.copy(begin, std::min<uint64_t>(mapping->range.end - begin, kLargestStackCopy));
+    uint64_t size = static_cast<uint64_t>(mapping->range.end - begin);
+    cut_ |= size > limit_;
+    auto bytes = snapshot_.copy(begin, std::min(size, limit_));
     for (size_t at = 0; at + 8 <= bytes.size(); at += 8) {
       uint64_t word;
       std::memcpy(&word, bytes.data() + at, 8);
@@ -78,10 +87,14 @@ class StackCopier {
   }
 
   SnapshotMemory& snapshot_;
-  const ProcessMemory& process_;
+  ProcessMemory& process_;
   const TableArena& arena_;
   std::span<const Addr> signal_returns_;
+  uint64_t limit_;
+  bool cut_ = false;
 };
+
+std::string ended(pid_t pid) { return fmt::format("process {} ended while its stacks were copied", pid); }
 
 }  // namespace
 
@@ -89,6 +102,12 @@ const LoadedImage* StackTarget::image_at(Addr pc) const {
   for (const LoadedImage& image : images_)
     if (image.range.contains(pc)) return &image;
   return nullptr;
+}
+
+std::string StackTarget::file_at(Addr pc) const {
+  for (const auto& [range, path] : files_)
+    if (range.contains(pc)) return path;
+  return "";
 }
 
 Result<void> StackTarget::describe(TargetMemory& memory) {
@@ -123,29 +142,77 @@ Result<void> StackTarget::describe(TargetMemory& memory) {
   return {};
 }
 
+Result<Visit> StackTarget::take_thread(pid_t tid, const std::shared_ptr<ProcessMemory>& process) {
+  std::optional<StoppedThread> found;
+  std::shared_ptr<SnapshotMemory> snapshot;
+  for (uint64_t limit : kStackCopies) {
+    bool cut = false;
+    auto copy = [&](const StoppedThread& thread) {
+      snapshot = std::make_shared<SnapshotMemory>(process);
+      StackCopier copier(*snapshot, *process, *arena(), signal_returns_, limit);
+      copier.copy(thread.regs);
+      cut = copier.cut();
+      found = thread;
+    };
+    std::chrono::nanoseconds pause{0};
+    Visit visit = SONDE_TRY(visit_thread(pid_, tid, copy, &pause));
+    longest_pause_ = std::max(longest_pause_, pause);
+    if (visit == Visit::does_not_stop || (visit == Visit::gone && !found)) return visit;
+    snapshot->use_files(images_);
+    // A first look: did the stack end within the copy?
+    if (!cut) break;
+    WalkOptions all{.max_frames = static_cast<unsigned>(limit / 8), .reliable_only = true};
+    if (walk(*found, *snapshot, all).result.reason != Reason::stack_out_of_range) break;
+  }
+  threads_.push_back(std::move(*found));
+  memories_.push_back(std::move(snapshot));
+  return Visit::done;
+}
+
+// Threads may come until nobody new is found.
+Result<void> StackTarget::take_threads(const std::shared_ptr<ProcessMemory>& process) {
+  std::set<pid_t> seen;
+  for (bool any = true; any;) {
+    any = false;
+    for (pid_t tid : live_threads(pid_)) {
+      if (!seen.insert(tid).second) continue;
+      any = true;
+      if (SONDE_TRY(take_thread(tid, process)) != Visit::does_not_stop) continue;
+      unstopped_++;
+      problems_.push_back(
+          fmt::format("thread {} does not stop: it waits in the kernel for a vfork child or a device "
+                      "(state {}); its stack is not shown, try again later",
+                      tid, status_field(tid, "State")));
+    }
+  }
+  if (threads_.empty() && unstopped_ == 0) return fail(ended(pid_));
+  return {};
+}
+
 Result<StackTarget> StackTarget::of_process(pid_t pid) {
   pid = SONDE_TRY(check_traceable(pid));
   for (int attempt = 0; attempt < kAttempts; attempt++) {
     StackTarget target;
     target.pid_ = pid;
-    auto before = SONDE_TRY(read_maps(pid));
-    target.images_ = SONDE_TRY(loaded_images(pid, &target.problems_));
-    ProcessMemory memory(pid, before);
-    SONDE_TRY_VOID(target.describe(memory));
+    // Of a leader that has ended before its threads, /proc shows no memory.
+    auto threads = live_threads(pid);
+    pid_t any = threads.empty() ? pid : threads.front();
+    auto before = read_maps(any);
+    if (!before) return status_field(any, "Name").empty() ? fail(ended(pid)) : std::unexpected(not_permitted(any));
+    target.images_ = SONDE_TRY(loaded_images(any, &target.problems_));
+    auto process = std::make_shared<ProcessMemory>(any, *before);
+    SONDE_TRY_VOID(target.describe(*process));
+    process->forget();
 
-    auto stopped = SONDE_TRY(StoppedProcess::stop(pid));
-    auto now = SONDE_TRY(read_maps(pid));
-    auto process = std::make_shared<ProcessMemory>(pid, now);
+    for (const Mapping& m : *before)
+      if (!m.path.empty()) target.files_.emplace_back(m.range, m.path);
+    SONDE_TRY_VOID(target.take_threads(process));
+    auto now = read_maps(any);
+    if (!now) return fail(ended(pid));
     uint64_t tables = target.published_arena_.value;
+    process->forget();
     if (target.agent_control_) process->read_as(target.agent_control_ + offsetof(AgentControl, tables), &tables);
-    if (!same_code(before, now) || tables != target.published_arena_.value) continue;
-    auto snapshot = std::make_unique<SnapshotMemory>(process);
-    StackCopier copier(*snapshot, *process, *target.arena(), target.signal_returns_);
-    for (const StoppedThread& thread : stopped.threads()) copier.copy(thread.regs);
-    target.threads_.assign(stopped.threads().begin(), stopped.threads().end());
-    stopped.resume();
-    snapshot->use_files(target.images_);
-    target.memory_ = std::move(snapshot);
+    if (!same_code(*before, *now) || tables != target.published_arena_.value) continue;
     return target;
   }
   return fail(fmt::format("process {} loads and unloads libraries faster than they can be read; try again", pid));
@@ -158,22 +225,47 @@ Result<StackTarget> StackTarget::of_core(const std::string& path, const std::str
   target.threads_.assign(core->threads().begin(), core->threads().end());
   for (StoppedThread& thread : target.threads_)
     if (thread.name.empty()) thread.name = core->program();
+  target.signal_ = core->signal();
+  target.files_ = core->files();
   target.images_ = core->load_images(executable, &target.problems_);
+  target.doubtful_.assign(core->doubtful().begin(), core->doubtful().end());
   SONDE_TRY_VOID(target.describe(*core));
-  target.memory_ = std::move(core);
+  target.memories_.assign(target.threads_.size(), std::move(core));
   return target;
 }
 
+// A frame in a file that may be another than the one that ran is found as if it were that one, and not believed.
+void StackTarget::doubt(ThreadStack* stack, bool reliable_only) const {
+  auto doubtful = [&](const Frame& f) {
+    Addr pc = f.code().lookup();
+    return is_reliable(f) && std::ranges::any_of(doubtful_, [&](AddrRange range) { return range.contains(pc); });
+  };
+  auto first = std::ranges::find_if(stack->frames, doubtful);
+  if (first == stack->frames.end()) return;
+  first->reason = stack->result.reason = Reason::unknown_code;
+  for (auto later = first + 1; later != stack->frames.end(); ++later) {
+    later->recovered |= kMarked;
+    if (later->reason == Reason::reliable) later->reason = Reason::unknown_code;
+  }
+  if (reliable_only) stack->frames.erase(first + 1, stack->frames.end());
+  stack->result.frames = static_cast<unsigned>(stack->frames.size());
+}
+
 ThreadStack StackTarget::walk(const StoppedThread& thread, const WalkOptions& options) {
+  return walk(thread, *memories_.at(static_cast<size_t>(&thread - threads_.data())), options);
+}
+
+ThreadStack StackTarget::walk(const StoppedThread& thread, TargetMemory& from, const WalkOptions& options) {
   WalkStart<X86_64> start{.regs = thread.regs, .source = Source::regs_pc};
   start.reliable_only = options.reliable_only;
   ThreadStack stack;
-  AnyMemory memory = memory_->any_memory();
+  AnyMemory memory = from.any_memory();
   start.max_frames = options.max_frames;
   // One more place than frames are asked for, so that a cut is the depth limit's.
   stack.frames.resize(options.max_frames + 1);
   stack.result = sonde::walk(arena(), cache_.get(), memory, start, std::span<Frame>(stack.frames));
   stack.frames.resize(stack.result.frames);
+  doubt(&stack, options.reliable_only);
   return stack;
 }
 

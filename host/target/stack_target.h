@@ -1,7 +1,9 @@
-// Everything that a walk from outside needs of one target, taken at one moment: threads' registers, their stacks, images
-// with tables, the agent's return entries. A running process stands still only while registers and stacks are copied.
+// Everything that a walk from outside needs of one target: threads' registers, their stacks, images with tables, the
+// agent's return entries. Of a running process each thread stands still only while its registers and its stack are copied,
+// the others run: the picture of each thread is of one moment, those of different threads are not.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,17 +35,31 @@ class StackTarget {
   pid_t pid() const { return pid_; }
   std::span<const StoppedThread> threads() const { return threads_; }
   std::span<const LoadedImage> images() const { return images_; }
+  // Of a core file: the signal that ended the process, or 0.
+  int signal() const { return signal_; }
+  // Threads that did not stop: they have no stack here.
+  size_t unstopped() const { return unstopped_; }
   // What could not be read, one sentence each; stacks that need it say so by their reasons.
   std::span<const std::string> problems() const { return problems_; }
+  // The longest time that a thread stood still; 0 for a core file.
+  std::chrono::nanoseconds longest_pause() const { return longest_pause_; }
   // The loaded image whose memory holds pc, or null.
   const LoadedImage* image_at(Addr pc) const;
 
+  // `thread`: one of threads().
   ThreadStack walk(const StoppedThread& thread, const WalkOptions& options);
+  // The file that was mapped at pc, whether it could be read or not; "" if none was.
+  std::string file_at(Addr pc) const;
 
  private:
   StackTarget() = default;
   // Tables, special code, agent: arena_ from images_. Reads the agent's list of detours through `memory`.
   Result<void> describe(TargetMemory& memory);
+  // Stops each thread there is and copies its stack.
+  Result<void> take_threads(const std::shared_ptr<ProcessMemory>& process);
+  Result<Visit> take_thread(pid_t tid, const std::shared_ptr<ProcessMemory>& process);
+  ThreadStack walk(const StoppedThread& thread, TargetMemory& memory, const WalkOptions& options);
+  void doubt(ThreadStack* stack, bool reliable_only) const;
   const TableArena* arena() const { return reinterpret_cast<const TableArena*>(arena_.data()); }
 
   pid_t pid_ = 0;
@@ -53,7 +69,12 @@ class StackTarget {
   std::vector<uint8_t> arena_;
   std::vector<Addr> signal_returns_;
   Addr published_arena_, agent_control_;
-  std::unique_ptr<TargetMemory> memory_;
+  std::vector<std::shared_ptr<TargetMemory>> memories_;  // of each thread
+  std::chrono::nanoseconds longest_pause_{0};
+  std::vector<AddrRange> doubtful_;  // images that may not be those of the process
+  std::vector<std::pair<AddrRange, std::string>> files_;  // as the process had them mapped
+  int signal_ = 0;
+  size_t unstopped_ = 0;
   std::unique_ptr<RowCache> cache_;
 };
 

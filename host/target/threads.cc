@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <utility>
 
 namespace sonde::host {
@@ -30,6 +31,16 @@ std::string status_field(pid_t tid, std::string_view field) {
   return "";
 }
 
+std::vector<pid_t> live_threads(pid_t pid) {
+  std::vector<pid_t> tids;
+  DIR* dir = opendir(fmt::format("/proc/{}/task", pid).c_str());
+  if (!dir) return tids;
+  while (dirent* entry = readdir(dir))
+    if (pid_t tid = std::atoi(entry->d_name); tid && !status_field(tid, "State").starts_with("Z")) tids.push_back(tid);
+  closedir(dir);
+  return tids;
+}
+
 namespace {
 
 std::string thread_name(pid_t pid, pid_t tid) {
@@ -39,24 +50,33 @@ std::string thread_name(pid_t pid, pid_t tid) {
   return name;
 }
 
-std::vector<pid_t> list_threads(pid_t pid) {
-  std::vector<pid_t> tids;
-  DIR* dir = opendir(fmt::format("/proc/{}/task", pid).c_str());
-  if (!dir) return tids;
-  while (dirent* entry = readdir(dir))
-    if (pid_t tid = std::atoi(entry->d_name)) tids.push_back(tid);
-  closedir(dir);
-  return tids;
+bool is_zombie(pid_t tid) { return status_field(tid, "State").starts_with("Z"); }
+
+// Flags of /proc/PID/stat, the sixth word behind the name (which may hold anything): PF_KTHREAD, linux/sched.h.
+bool is_kernel_thread(pid_t pid) {
+  constexpr unsigned long kKernelThread = 0x00200000;
+  std::ifstream in(fmt::format("/proc/{}/stat", pid));
+  std::string text, word;
+  std::getline(in, text, '\0');
+  std::istringstream behind(text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));
+  for (int i = 0; i < 7; i++) behind >> word;
+  return std::strtoul(word.c_str(), nullptr, 10) & kKernelThread;
 }
 
 std::unexpected<Error> seize_error(pid_t pid, int error) {
   if (error == ESRCH) return fail(fmt::format("no process with id {}", pid));
   if (error != EPERM) return fail(fmt::format("stop process {}: {}", pid, std::strerror(error)));
   if (auto checked = check_traceable(pid); !checked) return std::unexpected(std::move(checked).error());
-  return fail(
-      fmt::format("process {} ({}) may not be stopped: it belongs to another user, is protected (prctl), or "
-                  "/proc/sys/kernel/yama/ptrace_scope forbids it; try as root",
-                  pid, status_field(pid, "Name")));
+  return std::unexpected(not_permitted(pid));
+}
+
+// False: it has ended meanwhile.
+Result<bool> seize(pid_t pid, pid_t tid) {
+  if (ptrace(PTRACE_SEIZE, tid, nullptr, nullptr) == 0) return true;
+  int error = errno;
+  if (error == ESRCH && tid != pid) return false;
+  if (error == EPERM && is_zombie(tid) && !live_threads(pid).empty()) return false;
+  return seize_error(pid, error);
 }
 
 // Calls that give up with EINTR when a tracer stops them, though no signal handler runs (signal(7), "Interruption of
@@ -69,6 +89,32 @@ bool gives_up_when_stopped(uint64_t call) {
 }
 
 constexpr std::chrono::milliseconds kPatience{5000}, kLastPatience{200};
+
+// True when it stands or is gone. A thread that waits for a vfork child or a disk stops only when that is over.
+bool wait_until_stopped(HeldThread& held, std::chrono::milliseconds patience) {
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  for (unsigned turn = 0; !held.stopped && !held.gone; turn++) {
+    int status;
+    pid_t got = waitpid(held.tid, &status, __WALL | WNOHANG);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 || (got > 0 && !WIFSTOPPED(status))) {
+      held.gone = true;
+    } else if (got > 0) {
+      held.stopped = true;
+      // A signal on its way to the program is passed on; the stop that was asked for carries none.
+      if (status >> 16 != PTRACE_EVENT_STOP) held.signal = WSTOPSIG(status);
+    } else if (std::chrono::steady_clock::now() > deadline) {
+      return false;
+    } else if (turn < 200) {
+      sched_yield();
+    } else if (is_zombie(held.tid)) {  // a leader whose threads live is not reported
+      held.gone = true;
+    } else {
+      usleep(50);
+    }
+  }
+  return true;
+}
 
 bool has_deliverable_signal(pid_t tid) {
   auto set = [&](const char* field) { return std::strtoull(status_field(tid, field).c_str(), nullptr, 16); };
@@ -83,6 +129,22 @@ void restart_interrupted_call(pid_t tid, user_regs_struct& regs) {
   regs.rax = std::exchange(regs.orig_rax, ~0ull);
   regs.rip -= kSyscallLength;
   ptrace(PTRACE_SETREGS, tid, nullptr, &regs);
+}
+
+// With the call restarted that the stop has ended. Marks the thread as gone if it was killed meanwhile.
+Result<RegSet<X86_64>> read_registers(HeldThread& held) {
+  user_regs_struct regs;
+  if (ptrace(PTRACE_GETREGS, held.tid, nullptr, &regs) != 0) {
+    if (errno != ESRCH) return fail_errno(fmt::format("read the registers of thread {}", held.tid));
+    held.gone = true;
+    return RegSet<X86_64>();
+  }
+  if (!held.signal) restart_interrupted_call(held.tid, regs);
+  return regset_of(regs);
+}
+
+void let_go(const HeldThread& held) {
+  if (!held.gone) ptrace(PTRACE_DETACH, held.tid, nullptr, static_cast<long>(held.signal));
 }
 
 }  // namespace
@@ -105,7 +167,9 @@ Result<pid_t> check_traceable(pid_t pid) {
   if (group.empty()) return fail(fmt::format("no process with id {}", pid));
   pid = std::atoi(group.c_str());
   std::string name = status_field(pid, "Name");
-  if (status_field(pid, "State").starts_with("Z"))
+  if (is_kernel_thread(pid))
+    return fail(fmt::format("process {} ({}) is a thread of the kernel: it has no stack of a program", pid, name));
+  if (is_zombie(pid) && live_threads(pid).empty())
     return fail(fmt::format("process {} ({}) has ended: it is a zombie that its parent, process {}, has not waited for",
                             pid, name, status_field(pid, "PPid")));
   if (pid_t tracer = std::atoi(status_field(pid, "TracerPid").c_str()))
@@ -114,19 +178,52 @@ Result<pid_t> check_traceable(pid_t pid) {
   return pid;
 }
 
+Error not_permitted(pid_t pid) {
+  std::string process = fmt::format("process {} ({}) may not be looked into: ", pid, status_field(pid, "Name"));
+  std::istringstream users(status_field(pid, "Uid"));
+  uid_t user = 0;
+  users >> user;
+  if (user != geteuid() && geteuid() != 0)
+    return {fmt::format("{}it belongs to user {}; try as that user or as root", process, user)};
+  std::ifstream scope_file("/proc/sys/kernel/yama/ptrace_scope");
+  int scope = 0;
+  scope_file >> scope;
+  constexpr const char* kKnob = "/proc/sys/kernel/yama/ptrace_scope is";
+  if (scope >= 3) return {fmt::format("{}{} {}: nobody may trace until the next boot", process, kKnob, scope)};
+  if (scope > 0 && geteuid() != 0)
+    return {fmt::format("{}{} {}; try as root, or as root: sysctl kernel.yama.ptrace_scope=0", process, kKnob, scope)};
+  if (geteuid() == 0)
+    return {fmt::format("{}sonde has not the capability CAP_SYS_PTRACE, or a security module forbids it", process)};
+  return {
+      fmt::format("{}it has protected itself (setuid, file capabilities or PR_SET_DUMPABLE); try as root", process)};
+}
+
+Result<Visit> visit_thread(pid_t pid, pid_t tid, const std::function<void(const StoppedThread&)>& visit,
+                           std::chrono::nanoseconds* pause) {
+  StoppedThread thread{tid, thread_name(pid, tid), {}};
+  if (!SONDE_TRY(seize(pid, tid))) return Visit::gone;
+  HeldThread held{.tid = tid};
+  auto begin = std::chrono::steady_clock::now();
+  if (ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr) != 0 && errno == ESRCH) return Visit::gone;
+  if (!wait_until_stopped(held, kPatience)) return Visit::does_not_stop;  // the kernel lets it go when sonde ends
+  if (!held.gone) {
+    auto regs = read_registers(held);
+    if (regs && !held.gone) visit({tid, std::move(thread.name), *regs});
+    let_go(held);
+    if (!regs) return std::unexpected(std::move(regs).error());
+  }
+  *pause = std::chrono::steady_clock::now() - begin;
+  return held.gone ? Visit::gone : Visit::done;
+}
+
 StoppedProcess::StoppedProcess(StoppedProcess&& other) noexcept
     : held_(std::exchange(other.held_, {})), threads_(std::exchange(other.threads_, {})) {}
 
 Result<bool> StoppedProcess::seize_new_threads(pid_t pid) {
   bool any = false;
-  for (pid_t tid : list_threads(pid)) {
-    if (std::ranges::any_of(held_, [&](const Held& h) { return h.tid == tid; })) continue;
-    if (ptrace(PTRACE_SEIZE, tid, nullptr, nullptr) != 0) {
-      int error = errno;
-      if (error == ESRCH && tid != pid) continue;  // ended meanwhile
-      if (error == EPERM && tid != pid && status_field(tid, "State").starts_with("Z")) continue;
-      return seize_error(pid, error);
-    }
+  for (pid_t tid : live_threads(pid)) {
+    if (std::ranges::any_of(held_, [&](const HeldThread& h) { return h.tid == tid; })) continue;
+    if (!SONDE_TRY(seize(pid, tid))) continue;
     held_.push_back({.tid = tid});
     any = true;
     if (ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr) != 0 && errno == ESRCH) held_.back().gone = true;
@@ -134,60 +231,30 @@ Result<bool> StoppedProcess::seize_new_threads(pid_t pid) {
   return any;
 }
 
-// True when it stands or is gone. A thread that waits for a vfork child or a disk stops only when that is over.
-bool StoppedProcess::wait_until_stopped(Held& held, std::chrono::milliseconds patience) {
-  auto deadline = std::chrono::steady_clock::now() + patience;
-  for (unsigned turn = 0; !held.stopped && !held.gone; turn++) {
-    int status;
-    pid_t got = waitpid(held.tid, &status, __WALL | WNOHANG);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 || (got > 0 && !WIFSTOPPED(status))) {
-      held.gone = true;
-    } else if (got > 0) {
-      held.stopped = true;
-      // A signal on its way to the program is passed on; the stop that was asked for carries none.
-      if (status >> 16 != PTRACE_EVENT_STOP) held.signal = WSTOPSIG(status);
-    } else if (std::chrono::steady_clock::now() > deadline) {
-      return false;
-    } else if (turn < 200) {
-      sched_yield();
-    } else {
-      usleep(50);
-    }
-  }
-  return true;
-}
-
 Result<StoppedProcess> StoppedProcess::stop(pid_t pid) {
   StoppedProcess process;
   pid_t group = SONDE_TRY(check_traceable(pid));
   // A thread that runs may make others until it stands: repeat until a whole look at the list finds nobody new.
   while (SONDE_TRY(process.seize_new_threads(group)))
-    for (Held& held : process.held_)
-      if (!process.wait_until_stopped(held, kPatience))
+    for (HeldThread& held : process.held_)
+      if (!wait_until_stopped(held, kPatience))
         return fail(
             fmt::format("thread {} of process {} does not stop: it waits in the kernel for a vfork child or a device "
                         "(state {}); try again later",
                         held.tid, group, status_field(held.tid, "State")));
-  for (Held& held : process.held_) {
+  for (HeldThread& held : process.held_) {
     if (held.gone) continue;
-    user_regs_struct regs;
-    if (ptrace(PTRACE_GETREGS, held.tid, nullptr, &regs) != 0) {
-      if (errno == ESRCH) continue;  // killed meanwhile
-      return fail_errno(fmt::format("read the registers of thread {}", held.tid));
-    }
-    if (!held.signal) restart_interrupted_call(held.tid, regs);
-    process.threads_.push_back({held.tid, thread_name(group, held.tid), regset_of(regs)});
+    auto regs = SONDE_TRY(read_registers(held));
+    if (!held.gone) process.threads_.push_back({held.tid, thread_name(group, held.tid), regs});
   }
   if (process.threads_.empty()) return fail(fmt::format("process {} ended while it was being stopped", pid));
   return process;
 }
 
 void StoppedProcess::resume() {
-  for (Held& held : held_) {
+  for (HeldThread& held : held_) {
     // After an error some may not stand yet, and only who stands can be let go; the kernel does it when sonde ends.
-    if (!wait_until_stopped(held, kLastPatience) || held.gone) continue;
-    ptrace(PTRACE_DETACH, held.tid, nullptr, static_cast<long>(held.signal));
+    if (wait_until_stopped(held, kLastPatience)) let_go(held);
   }
   held_.clear();
 }

@@ -1,12 +1,13 @@
-// Stopping a whole process from outside for as short as possible: every thread seized and interrupted, registers read,
-// then let go again exactly as it was (pending signals, group stops and interrupted system calls included). The kernel
-// detaches by itself should sonde die meanwhile.
+// Stopping a process from outside for as short as possible, all threads at once or one after the other: seized and
+// interrupted, registers read, then let go again exactly as it was (pending signals, group stops and interrupted system
+// calls included). The kernel detaches by itself should sonde die meanwhile.
 #pragma once
 
 #include <sys/types.h>
 #include <sys/user.h>
 
 #include <chrono>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,12 +27,31 @@ struct StoppedThread {
   RegSet<X86_64> regs;  // all of them
 };
 
-// What /proc says about a process before anybody touches it: exists, is no zombie, is traced by nobody.
-// The error names the tracer. Returns the process id of the thread group (a thread's id is accepted too).
+// What /proc says about a process before anybody touches it: exists, is no zombie, no thread of the kernel, is traced by
+// nobody. The error names the tracer. Returns the process id of the thread group (a thread's id is accepted too).
 Result<pid_t> check_traceable(pid_t pid);
+
+// Why the kernel forbids to look into the process (EPERM, EACCES), and what to do about it.
+Error not_permitted(pid_t pid);
+
+// The threads there are now, those that have ended and wait for their leader or parent left out.
+std::vector<pid_t> live_threads(pid_t pid);
 
 // The kernel's registers as a walk wants them.
 RegSet<X86_64> regset_of(const user_regs_struct& regs);
+
+struct HeldThread {
+  pid_t tid;
+  bool stopped = false;
+  bool gone = false;
+  int signal = 0;  // to deliver when it goes on
+};
+
+enum class Visit : uint8_t { done, gone, does_not_stop };
+
+// One thread of process `pid` stands while `visit` looks at it, and runs on. `pause`: no shorter than it stood.
+Result<Visit> visit_thread(pid_t pid, pid_t tid, const std::function<void(const StoppedThread&)>& visit,
+                           std::chrono::nanoseconds* pause);
 
 class StoppedProcess {
  public:
@@ -49,14 +69,7 @@ class StoppedProcess {
   StoppedProcess() = default;
   Result<bool> seize_new_threads(pid_t pid);
 
-  struct Held {
-    pid_t tid;
-    bool stopped = false;
-    bool gone = false;
-    int signal = 0;  // to deliver when it goes on
-  };
-  static bool wait_until_stopped(Held& held, std::chrono::milliseconds patience);
-  std::vector<Held> held_;
+  std::vector<HeldThread> held_;
   std::vector<StoppedThread> threads_;
 };
 

@@ -84,6 +84,50 @@ TEST_CASE("threads: a busy process with threads stands still, and runs on") {
   }
 }
 
+TEST_CASE("threads: one at a time stands while it is looked at, the others run") {
+  Child child([](Shared& s) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; t++)
+      threads.emplace_back([&s, t] {
+        s.counter[4 + t] = static_cast<uint64_t>(gettid());
+        s.ready++;
+        for (;;) s.counter[t]++;
+      });
+    for (;;) pause();
+  });
+  child.wait_for(child.shared->ready, 3);
+  auto tids = live_threads(child.pid);
+  CHECK(tids.size() == 4);
+  for (int t = 0; t < 3; t++) {
+    pid_t tid = static_cast<pid_t>(child.shared->counter[4 + t].load());
+    int visits = 0, other = (t + 1) % 3;
+    std::chrono::nanoseconds pause{0};
+    auto look = [&](const StoppedThread& thread) {
+      visits++;
+      CHECK(thread.tid == tid);
+      CHECK(thread.regs.has(X86_64::rip));
+      uint64_t own = child.shared->counter[t], others = child.shared->counter[other];
+      usleep(20000);
+      CHECK(child.shared->counter[t] == own);
+      for (int i = 0; i < 5000 && child.shared->counter[other] == others; i++) usleep(1000);
+      CHECK(child.shared->counter[other] > others);
+    };
+    auto visit = visit_thread(child.pid, tid, look, &pause);
+    REQUIRE(visit);
+    CHECK(*visit == Visit::done);
+    CHECK(visits == 1);
+    CHECK(pause >= std::chrono::milliseconds(20));
+    uint64_t before = child.shared->counter[t];
+    for (int i = 0; i < 5000 && child.shared->counter[t] == before; i++) usleep(1000);
+    CHECK(child.shared->counter[t] > before);
+    CHECK(status_field(tid, "TracerPid") == "0");
+  }
+  std::chrono::nanoseconds pause{0};
+  auto gone = visit_thread(child.pid, 0x3fffff, [](const StoppedThread&) {}, &pause);
+  REQUIRE(gone);
+  CHECK(*gone == Visit::gone);
+}
+
 TEST_CASE("threads: a call that gives up when stopped is made again") {
   Child child([](Shared& s) {
     int poll = epoll_create1(0), event = eventfd(0, 0);
@@ -97,6 +141,9 @@ TEST_CASE("threads: a call that gives up when stopped is made again") {
   });
   child.wait_for(child.shared->ready, 1);
   while (child.state() != 'S') usleep(1000);
+  std::chrono::nanoseconds pause{0};
+  REQUIRE(visit_thread(child.pid, child.pid, [](const StoppedThread&) {}, &pause));
+  while (child.state() != 'S' && child.shared->result == 0) usleep(1000);
   REQUIRE(StoppedProcess::stop(child.pid));
   child.wait_for(child.shared->result, 1);
 }
@@ -122,7 +169,11 @@ TEST_CASE("threads: no signal is lost or doubled") {
     }
     done = true;
   });
-  for (int i = 0; !done || i < 100; i++) REQUIRE(StoppedProcess::stop(child.pid));
+  std::chrono::nanoseconds pause{0};
+  for (int i = 0; !done || i < 100; i++) {
+    REQUIRE(StoppedProcess::stop(child.pid));
+    REQUIRE(visit_thread(child.pid, child.pid, [](const StoppedThread&) {}, &pause));
+  }
   sender.join();
   for (int i = 0; i < 2000 && child.shared->counter[0] < kSignals; i++) usleep(1000);
   usleep(5000);
@@ -138,6 +189,10 @@ TEST_CASE("threads: a process that was stopped by a signal stays so") {
   kill(child.pid, SIGSTOP);
   while (child.state() != 'T') usleep(1000);
   REQUIRE(StoppedProcess::stop(child.pid));
+  usleep(5000);
+  CHECK(child.state() == 'T');
+  std::chrono::nanoseconds pause{0};
+  REQUIRE(visit_thread(child.pid, child.pid, [](const StoppedThread&) {}, &pause));
   usleep(5000);
   CHECK(child.state() == 'T');
   uint64_t before = child.shared->counter[0];
