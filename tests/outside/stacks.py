@@ -187,7 +187,7 @@ def by_sonde(sonde, arguments):
         raise Failure(f"sonde stack {' '.join(map(str, arguments))}: status {status}\n{err}")
     found = json.loads(out)
     for thread in found["threads"]:
-        if not thread["reliable"] or thread["reason"] != "end":
+        if thread["verdict"] != "reliable" or thread["reason"] != "end":
             raise Failure(f"sonde stack: thread {thread['tid']}: {thread['reason']}")
     return {t["tid"]: [int(f["pc"], 16) for f in t["frames"]] for t in found["threads"]}
 
