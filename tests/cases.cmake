@@ -17,6 +17,16 @@ if(SONDE_TRACE_CASES)
   add_test(NAME installed COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/install_test.sh ${CMAKE_BINARY_DIR})
 endif()
 
+# What `sonde stack` says of them, by core files that gdb takes where each case is about: the number is the case's.
+if(SONDE_TRACE_CASES)
+  foreach(number 048 050 051 052 055 056 059 061)
+    add_test(NAME case_${number}_stacks COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cases/stacks.py
+      --work ${CMAKE_BINARY_DIR}/cases --sonde $<TARGET_FILE:sonde> ${number})
+    # Both build the case.
+    set_tests_properties(case_${number}_stacks PROPERTIES LABELS case TIMEOUT 600 SKIP_RETURN_CODE 77 DEPENDS case_${number})
+  endforeach()
+endif()
+
 # Minutes: ./dev proof.
 if(SONDE_TRACE_CASES)
   set(run Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cases/run.py --work ${CMAKE_BINARY_DIR}/cases)
