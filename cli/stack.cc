@@ -197,6 +197,8 @@ std::vector<std::string> problems_of(const StackTarget& target) {
 
 double microseconds(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) / 1000; }
 
+std::chrono::nanoseconds median(std::span<const std::chrono::nanoseconds> sorted) { return sorted[sorted.size() / 2]; }
+
 void print_header(const StackTarget& target) {
   if (target.signal())
     fmt::print("process {}: signal {} ({})\n\n", target.pid(), target.signal(), strsignal(target.signal()));
@@ -211,7 +213,10 @@ int run(const Options& options) {
   bool all_whole = target.unstopped() == 0;
   nlohmann::ordered_json out{{"pid", target.pid()}};
   if (target.signal()) out["signal"] = target.signal();
-  if (options.pid) out["longest_pause_us"] = microseconds(target.longest_pause());
+  if (options.pid) {
+    out["longest_pause_us"] = microseconds(target.pauses().back());
+    out["median_pause_us"] = microseconds(median(target.pauses()));
+  }
   out["threads"] = nlohmann::ordered_json::array();
   if (!options.json) print_header(target);
   for (const StoppedThread& thread : target.threads()) {
@@ -227,8 +232,8 @@ int run(const Options& options) {
   }
   for (const std::string& problem : problems) fmt::print(stderr, "sonde: note: {}\n", printable(problem));
   if (options.verbose && options.pid)
-    fmt::print(stderr, "sonde: {} threads; the longest pause of one was {:.1f} us\n", target.threads().size(),
-               microseconds(target.longest_pause()));
+    fmt::print(stderr, "sonde: {} threads; the longest pause of one was {:.1f} us, the median {:.1f} us\n",
+               target.threads().size(), microseconds(target.pauses().back()), microseconds(median(target.pauses())));
   return options.reliable && !all_whole ? 3 : 0;
 }
 

@@ -156,7 +156,7 @@ Result<Visit> StackTarget::take_thread(pid_t tid, const std::shared_ptr<ProcessM
     };
     std::chrono::nanoseconds pause{0};
     Visit visit = SONDE_TRY(visit_thread(pid_, tid, copy, &pause));
-    longest_pause_ = std::max(longest_pause_, pause);
+    pauses_.push_back(pause);
     if (visit == Visit::does_not_stop || (visit == Visit::gone && !found)) return visit;
     snapshot->use_files(images_);
     // A first look: did the stack end within the copy?
@@ -185,7 +185,8 @@ Result<void> StackTarget::take_threads(const std::shared_ptr<ProcessMemory>& pro
                       tid, status_field(tid, "State")));
     }
   }
-  if (threads_.empty() && unstopped_ == 0) return fail(ended(pid_));
+  if (threads_.empty()) return fail(unstopped_ ? problems_.back() : ended(pid_));
+  std::ranges::sort(pauses_);
   return {};
 }
 

@@ -41,8 +41,9 @@ class StackTarget {
   size_t unstopped() const { return unstopped_; }
   // What could not be read, one sentence each; stacks that need it say so by their reasons.
   std::span<const std::string> problems() const { return problems_; }
-  // The longest time that a thread stood still; 0 for a core file.
-  std::chrono::nanoseconds longest_pause() const { return longest_pause_; }
+  // For how long a thread stood still, one entry for each stop, ascending; none for a core file. On a busy machine it is the
+  // scheduler that decides about the longest.
+  std::span<const std::chrono::nanoseconds> pauses() const { return pauses_; }
   // The loaded image whose memory holds pc, or null.
   const LoadedImage* image_at(Addr pc) const;
 
@@ -70,7 +71,7 @@ class StackTarget {
   std::vector<Addr> signal_returns_;
   Addr published_arena_, agent_control_;
   std::vector<std::shared_ptr<TargetMemory>> memories_;  // of each thread
-  std::chrono::nanoseconds longest_pause_{0};
+  std::vector<std::chrono::nanoseconds> pauses_;
   std::vector<AddrRange> doubtful_;  // images that may not be those of the process
   std::vector<std::pair<AddrRange, std::string>> files_;  // as the process had them mapped
   int signal_ = 0;

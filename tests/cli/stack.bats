@@ -409,6 +409,25 @@ CHECK
   done
 }
 
+@test "a process whose only thread waits for a vfork child is said to be so, and runs on" {
+  gcc -O1 -o waiting -x c - <<'C'
+#include <unistd.h>
+int main(void) {
+  if (vfork() == 0) sleep(8), _exit(0);  // until then the parent's memory is the child's
+  return 7;
+}
+C
+  ./waiting 3>&- &
+  target=$!
+  until grep -q '^State:.*D' /proc/$target/status; do kill -0 $target; done
+  run -1 timeout 20 "$SONDE" stack -p "$target"
+  [[ "$output" == "sonde: thread $target does not stop: it waits in the kernel for a vfork child or a device "* ]]
+  status=0
+  wait $target || status=$?
+  [ "$status" -eq 7 ]
+  target=
+}
+
 @test "a core says which signal ended the process" {
   command -v gdb >/dev/null || skip "gdb is not installed"
   gcc -O1 -g -o crash -x c - <<'C'
@@ -424,7 +443,7 @@ C
 @test "-v says how long a thread stood still" {
   sleeper
   run --separate-stderr -0 "$SONDE" stack -v -p "$target"
-  [[ "$stderr" =~ ^sonde:\ 1\ threads\;\ the\ longest\ pause\ of\ one\ was\ [0-9.]+\ us$ ]]
+  [[ "$stderr" =~ ^sonde:\ 1\ threads\;\ the\ longest\ pause\ of\ one\ was\ [0-9.]+\ us,\ the\ median\ [0-9.]+\ us$ ]]
 }
 
 @test "help has examples" {
