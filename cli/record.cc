@@ -250,7 +250,12 @@ class Recording {
         write_news();
       }
       siginfo_t ended{};
-      if (waitid(P_PID, static_cast<id_t>(target_->pid()), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid) {
+      int looked = waitid(P_PID, static_cast<id_t>(target_->pid()), &ended, WEXITED | WNOHANG | WNOWAIT);
+      if (looked != 0 && errno == ECHILD) {  // never without a fault of ours, but then no reason to wait for ever
+        meta_.notes.emplace_back("the program has ended, but its exit status was lost");
+        return W_EXITCODE(1, 0);
+      }
+      if (looked == 0 && ended.si_pid) {
         execs.look_at_ended(exiting_.contains(target_->pid()) || ended.si_code != CLD_EXITED);
         if (std::string note = execs.note(); !note.empty()) {
           if (!options_.quiet) tell("sonde: note: {}\n", printable(note));

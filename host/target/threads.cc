@@ -19,6 +19,8 @@
 #include <sstream>
 #include <utility>
 
+#include "host/target/tracee.h"
+
 namespace sonde::host {
 
 std::string status_field(pid_t tid, std::string_view field) {
@@ -95,7 +97,7 @@ bool wait_until_stopped(HeldThread& held, std::chrono::milliseconds patience) {
   auto deadline = std::chrono::steady_clock::now() + patience;
   for (unsigned turn = 0; !held.stopped && !held.gone; turn++) {
     int status;
-    pid_t got = waitpid(held.tid, &status, __WALL | WNOHANG);
+    pid_t got = wait_traced(held.tid, &status, WNOHANG);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 || (got > 0 && !WIFSTOPPED(status))) {
       held.gone = true;

@@ -235,4 +235,27 @@ TEST_CASE("threads: errors say what is the matter") {
   }
 }
 
+// Whoever stops a child of its own may see it end instead. Its status is still there for who launched it.
+TEST_CASE("threads: a child that ends while it is being stopped keeps its exit status") {
+  int ended = 0, kept = 0;
+  for (int round = 0; round < 400; round++) {
+    pid_t child = fork();
+    if (child == 0) {
+      for (int i = 0; i < round % 40 * 1000; i++) asm volatile("");
+      if (round % 2) kill(getpid(), SIGKILL);
+      _exit(7);
+    }
+    {
+      auto stopped = StoppedProcess::stop(child);
+      ended += !stopped;
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    kept +=
+        round % 2 ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : WIFEXITED(status) && WEXITSTATUS(status) == 7;
+  }
+  MESSAGE(ended, " of 400 had ended when they were to stand");
+  CHECK(kept == 400);
+}
+
 }  // namespace sonde::host

@@ -9,7 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 #include <utility>
+
+#include "host/target/threads.h"
 
 namespace sonde::host {
 
@@ -20,6 +23,19 @@ bool is_group_stop(int status) { return status >> 16 == PTRACE_EVENT_STOP; }
 
 void* as_data(int signal) { return reinterpret_cast<void*>(static_cast<intptr_t>(signal)); }
 }  // namespace
+
+pid_t wait_traced(pid_t tid, int* status, int options) {
+  siginfo_t seen{};
+  auto id = static_cast<id_t>(tid);
+  if (waitid(P_PID, id, &seen, WEXITED | WSTOPPED | WNOWAIT | __WALL | options) != 0) return -1;
+  if (seen.si_pid == 0) return 0;
+  bool ended = seen.si_code == CLD_EXITED || seen.si_code == CLD_KILLED || seen.si_code == CLD_DUMPED;
+  if (!ended || status_field(tid, "Tgid") != std::to_string(tid) ||
+      status_field(tid, "PPid") != std::to_string(getpid()))
+    return waitpid(tid, status, __WALL | options);
+  *status = seen.si_code == CLD_EXITED ? W_EXITCODE(seen.si_status, 0) : W_EXITCODE(0, seen.si_status);
+  return tid;
+}
 
 Result<Tracee> Tracee::adopt(pid_t thread, pid_t process) {
   std::string path = fmt::format("/proc/{}/mem", process);
@@ -101,7 +117,7 @@ Result<int64_t> Tracee::system_call(Addr instruction, long number, std::initiali
   for (int stops = 0; stops < 2;) {
     if (ptrace(PTRACE_SYSCALL, thread_, nullptr, nullptr) != 0) return fail_errno("make a system call in the target");
     int status;
-    pid_t waited = waitpid(thread_, &status, __WALL);
+    pid_t waited = wait_traced(thread_, &status, 0);
     if (waited < 0 && errno == EINTR) continue;
     if (waited != thread_) return fail_errno("wait for the target");
     if (!WIFSTOPPED(status)) {

@@ -23,6 +23,10 @@ struct ExitStatus {
   int wait_status = 0;
 };
 
+// waitpid() for a thread that is traced, which does not take the end of a child of our own: its exit status is for whoever
+// launched it.
+pid_t wait_traced(pid_t tid, int* status, int options);
+
 class Tracee {
  public:
   // Takes over a thread that is already attached and stopped. `process` names the address space (/proc/PROCESS/mem).
