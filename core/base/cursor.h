@@ -23,13 +23,20 @@ class Cursor {
   template <class T>
   constexpr T read() {
     if (left() < sizeof(T)) return ok_ = false, T{};
-    uint64_t value = 0;
-    for (size_t i = 0; i < sizeof(T); i++) value |= static_cast<uint64_t>(bytes_[at_ + i]) << (8 * i);
+    size_t at = at_;
     at_ += sizeof(T);
+    if !consteval {  // every machine that sonde runs on is little-endian
+      T value;
+      __builtin_memcpy(&value, bytes_.data() + at, sizeof value);
+      return value;
+    }
+    uint64_t value = 0;
+    for (size_t i = 0; i < sizeof(T); i++) value |= static_cast<uint64_t>(bytes_[at + i]) << (8 * i);
     return static_cast<T>(value);
   }
 
   constexpr uint64_t uleb() {
+    if (left() && bytes_[at_] < 0x80) return bytes_[at_++];
     uint64_t value = 0;
     for (unsigned shift = 0;; shift += 7) {
       uint8_t byte = read<uint8_t>();

@@ -22,6 +22,9 @@ struct Image::Impl {
   std::string path;
   std::unique_ptr<ElfFile> file;
   std::unique_ptr<ElfFile> debug;  // separate debug file; holds the names of `symbols`
+  std::unique_ptr<ElfFile>
+      debug_sections;  // the same file, where a section of it is wanted before or without its symbols
+  bool looked_for_sections = false;
   std::string build_id;
   std::optional<std::string> interpreter;
   std::string soname;
@@ -190,6 +193,19 @@ std::span<const uint8_t> Image::bytes(ImageRange range) const { return impl_->fi
 std::span<const uint8_t> Image::bytes(const Section& section) const {
   std::lock_guard lock(impl_->reading);
   return impl_->file->data(section);
+}
+
+std::span<const uint8_t> Image::debug_section(std::string_view name) const {
+  std::lock_guard lock(impl_->reading);
+  auto contents = [&](const ElfFile& file) -> std::span<const uint8_t> {
+    for (auto& compressed : {std::string(name), ".z" + std::string(name.substr(1))})
+      if (auto* s = file.section(compressed)) return file.data(*s);
+    return {};
+  };
+  if (auto own = contents(*impl_->file); !own.empty()) return own;
+  if (!impl_->looked_for_sections) impl_->debug_sections = find_debug_file(*impl_->file, impl_->path);
+  impl_->looked_for_sections = true;
+  return impl_->debug_sections ? contents(*impl_->debug_sections) : std::span<const uint8_t>{};
 }
 
 bool Image::stripped() const {

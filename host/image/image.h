@@ -87,6 +87,9 @@ class Image {
   // File bytes of a section (decompressed) or of an address range; empty if absent or NOBITS.
   std::span<const uint8_t> bytes(const Section& section) const;
   std::span<const uint8_t> bytes(ImageRange range) const;
+  // Contents (decompressed) of a section of debug information, in this file or in its debug file; empty if neither has it.
+  // `name` as it is called uncompressed: ".debug_frame".
+  std::span<const uint8_t> debug_section(std::string_view name) const;
 
   // Sorted by start, non-overlapping.
   std::span<const Function> functions() const;

@@ -21,16 +21,13 @@ struct Ranking {
   std::vector<uint16_t> order;  // rank -> number
   std::vector<uint16_t> rank;   // number -> rank
 
-  Ranking(std::span<const RowChange> changes, size_t rows) : rank(rows, kGapRow) {
-    std::vector<uint32_t> uses(rows);
-    for (const RowChange& change : changes)
-      if (change.row != kGapRow) uses[change.row]++;
+  Ranking(std::span<const uint32_t> uses, size_t rows) : rank(kGapRow + size_t{1}, kGapRow) {
     for (size_t i = 0; i < rows; i++)
       if (uses[i]) order.push_back(static_cast<uint16_t>(i));
     std::stable_sort(order.begin(), order.end(), [&](uint16_t a, uint16_t b) { return uses[a] > uses[b]; });
     for (size_t i = 0; i < order.size(); i++) rank[order[i]] = static_cast<uint16_t>(i);
   }
-  uint16_t of(uint16_t number) const { return number == kGapRow ? kGapRow : rank[number]; }
+  uint16_t of(uint16_t number) const { return rank[number]; }
 };
 
 // The three arrays that depend on the changes.
@@ -38,9 +35,11 @@ struct Blocks {
   std::vector<TableBlock> blocks;
   std::vector<uint16_t> fine;
   std::vector<uint8_t> offsets, rows;
+  size_t count = 0;  // of both that are filled
 
   void add(uint64_t offset, uint16_t row) {
-    auto entry = [&](uint8_t byte) { offsets.push_back(static_cast<uint8_t>(offset)), rows.push_back(byte); };
+    if (count + 3 > offsets.size()) offsets.resize(2 * offsets.size() + 64), rows.resize(offsets.size());
+    auto entry = [&](uint8_t byte) { offsets[count] = static_cast<uint8_t>(offset), rows[count++] = byte; };
     if (row == kGapRow) return entry(kGapByte);
     if (row < kGapByte) return entry(static_cast<uint8_t>(row));
     entry(static_cast<uint8_t>(row >> 8));
@@ -50,43 +49,48 @@ struct Blocks {
 
   // Changes of one block: offset in it and rank, the first at offset 0.
   void add_block(std::span<const std::pair<uint32_t, uint16_t>> changes) {
-    uint32_t first = static_cast<uint32_t>(offsets.size());
+    uint32_t first = static_cast<uint32_t>(count);
     blocks.push_back({first, changes.size() > 1 ? static_cast<uint32_t>(fine.size()) : kNoFine});
     if (changes.size() == 1) return add(0, changes[0].second);
     unsigned chunk = 0;
     for (auto [offset, row] : changes) {
-      for (; chunk <= offset >> kFineShift; chunk++) fine.push_back(static_cast<uint16_t>(offsets.size() - first));
+      for (; chunk <= offset >> kFineShift; chunk++) fine.push_back(static_cast<uint16_t>(count - first));
       add(offset, row);
     }
-    for (; chunk < kFinePerBlock; chunk++) fine.push_back(static_cast<uint16_t>(offsets.size() - first));
+    for (; chunk < kFinePerBlock; chunk++) fine.push_back(static_cast<uint16_t>(count - first));
   }
 };
 static_assert(3 * kBlock <= UINT16_MAX);  // a fine index counts all of a block's changes
 
 Blocks cut_into_blocks(std::span<const RowChange> changes, const Ranking& ranking, uint64_t base, uint64_t end) {
   Blocks out;
-  out.offsets.reserve(changes.size() + (end - base) / kBlock + 1);
-  out.rows.reserve(out.offsets.capacity());
+  out.offsets.resize(changes.size() + (end - base) / kBlock + 64);
+  out.rows.resize(out.offsets.size());
   std::vector<std::pair<uint32_t, uint16_t>> block;
   uint16_t current = kGapRow;
   size_t next = 0;
   for (uint64_t at = base; at < end; at += kBlock) {
     block.assign(1, {0, current});
-    for (; next < changes.size() && changes[next].address - base < at - base + kBlock; next++) {
-      uint32_t offset = static_cast<uint32_t>(changes[next].address - at);
-      current = ranking.of(changes[next].row);
+    for (; next < changes.size() && changes[next].address() - base < at - base + kBlock; next++) {
+      uint32_t offset = static_cast<uint32_t>(changes[next].address() - at);
+      current = ranking.of(static_cast<uint16_t>(changes[next].row));
       if (block.back().first == offset) block.back().second = current;
       else if (block.back().second != current) block.push_back({offset, current});
     }
     out.add_block(block);
   }
-  out.blocks.push_back({static_cast<uint32_t>(out.offsets.size()), kNoFine});
+  out.blocks.push_back({static_cast<uint32_t>(out.count), kNoFine});
+  out.offsets.resize(out.count), out.rows.resize(out.count);
   return out;
 }
 
 class Writer {
  public:
-  Writer() : bytes_(sizeof(TableHeader)) {}
+  // `size`: of what will be appended, about.
+  explicit Writer(size_t size) {
+    bytes_.reserve(sizeof(TableHeader) + size + 64);
+    bytes_.resize(sizeof(TableHeader));
+  }
   // Appends at an offset that is a multiple of 8, which is returned.
   uint32_t append(const void* data, size_t size) {
     size_t at = bytes_.size();
@@ -149,17 +153,19 @@ std::span<const uint8_t> TableBuilder::expression(int32_t number) const {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-Result<std::vector<uint8_t>> TableBuilder::finish(std::span<const RowChange> changes, uint64_t end) const {
+Result<std::vector<uint8_t>> TableBuilder::finish(std::span<const RowChange> changes, uint64_t end) {
   TableHeader header{};
   header.magic = kTableMagic, header.version = kTableVersion, header.machine = machine_;
-  uint64_t first = changes.empty() ? end : changes.front().address;
+  uint64_t first = changes.empty() ? end : changes.front().address();
   header.base = first & ~(kBlock - 1);
   header.span = end - header.base;
   if (first > end || header.span > kMaxTableSpan)
     return fail(fmt::format("unwind table: code from {:#x} to {:#x} is more than one table holds", first, end));
   if (changes.empty()) header.span = 0;
 
-  Ranking ranking(changes, rows_.size());
+  uses_.assign(kGapRow + size_t{1}, 0);
+  for (const RowChange& change : changes) uses_[change.row]++;
+  Ranking ranking(uses_, rows_.size());
   Blocks blocks = cut_into_blocks(changes, ranking, header.base, header.base + header.span);
   std::vector<Row> rows;
   for (uint16_t number : ranking.order) rows.push_back(rows_[number]);
@@ -177,7 +183,8 @@ Result<std::vector<uint8_t>> TableBuilder::finish(std::span<const RowChange> cha
   header.fine_count = static_cast<uint32_t>(blocks.fine.size());
   header.change_count = static_cast<uint32_t>(blocks.offsets.size());
   header.expression_bytes = static_cast<uint32_t>(expressions.size());
-  Writer writer;
+  Writer writer(rows.size() * sizeof(Row) + blocks.blocks.size() * sizeof(TableBlock) + starts.size() * 4 +
+                blocks.fine.size() * 2 + blocks.offsets.size() * 2 + expressions.size());
   header.rows = writer.append(rows);
   header.blocks = writer.append(blocks.blocks);
   header.expression_starts = writer.append(starts);

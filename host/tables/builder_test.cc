@@ -24,7 +24,7 @@ uint16_t expected_at(const std::vector<RowChange>& changes, uint64_t end, uint64
   uint16_t row = kGapRow;
   if (address >= end) return row;
   for (const RowChange& change : changes)
-    if (change.address <= address) row = change.row;
+    if (change.address() <= address) row = change.row;
   return row;
 }
 
@@ -45,15 +45,16 @@ TEST_CASE("table: every address finds the row that a plain list finds") {
   for (unsigned max_step : {1u, 3u, 40u, 5000u, 70000u}) {
     TableBuilder builder(kX86_64);
     auto changes = random_changes(random, builder, 0x401234 + max_step, 400, max_step);
-    uint64_t end = changes.back().address + 77;
+    uint64_t end = changes.back().address() + 77;
     auto bytes = builder.finish(changes, end);
     REQUIRE(bytes);
     auto table = Table::open(*bytes);
     REQUIRE(table);
     std::vector<uint64_t> probes = {0, 0x400fff, end - 1, end, end + 1, ~uint64_t{0}};
     for (const RowChange& change : changes)
-      for (int delta : {-1, 0, 1}) probes.push_back(change.address + static_cast<uint64_t>(delta));
-    for (unsigned i = 0; i < 2000; i++) probes.push_back(changes[0].address + random() % (end - changes[0].address));
+      for (int delta : {-1, 0, 1}) probes.push_back(change.address() + static_cast<uint64_t>(delta));
+    for (unsigned i = 0; i < 2000; i++)
+      probes.push_back(changes[0].address() + random() % (end - changes[0].address()));
     for (uint64_t address : probes) {
       uint16_t expected = expected_at(changes, end, address);
       const Row* row = table->lookup(ImageAddr(address));
@@ -78,14 +79,14 @@ TEST_CASE("table: more rows than one byte numbers, and as many as there can be")
     for (unsigned i = 0; i < count; i++) changes.push_back({0x1000 + i, *builder.row(numbered(static_cast<int>(i)))});
     for (unsigned i = 0; i < 1000; i++)  // the last row is the most frequent one, with gaps between
       changes.push_back({0x1000 + count + i, i % 2 ? *builder.row(numbered(static_cast<int>(count) - 1)) : kGapRow});
-    auto bytes = builder.finish(changes, changes.back().address + 1);
+    auto bytes = builder.finish(changes, changes.back().address() + 1);
     REQUIRE(bytes);
     auto table = Table::open(*bytes);
     REQUIRE(table);
     CHECK(table->rows()[0].cfa_offset == static_cast<int>(count) - 1);
     unsigned wrong = 0;
     for (const RowChange& change : changes) {
-      const Row* row = table->lookup(ImageAddr(change.address));
+      const Row* row = table->lookup(ImageAddr(change.address()));
       wrong += (row ? row->cfa_offset : -1) != (change.row == kGapRow ? -1 : builder.row(change.row).cfa_offset);
     }
     CHECK(wrong == 0);
@@ -137,7 +138,7 @@ TEST_CASE("table: mutated bytes are refused or harmless") {
   special.cfa_offset = *builder.expression(expression);
   REQUIRE(builder.row(special));
   auto changes = random_changes(random, builder, 0x10000, 300, 600);
-  auto good = builder.finish(changes, changes.back().address + 10);
+  auto good = builder.finish(changes, changes.back().address() + 10);
   REQUIRE(good);
   for (size_t length = 0; length < good->size(); length += 7) CHECK(!Table::open(std::span(*good).first(length)));
   unsigned accepted = 0;

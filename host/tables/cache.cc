@@ -22,7 +22,9 @@ constexpr size_t kMaxFile = size_t{1} << 30;
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { if (fd_ >= 0) close(fd_); }
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
   Descriptor(const Descriptor&) = delete;
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
@@ -48,10 +50,15 @@ uint64_t source_checksum(const Image& image) {
     uint64_t pair[2] = {sum, n};
     sum = table_checksum({reinterpret_cast<const uint8_t*>(pair), sizeof pair});
   };
-  for (const Segment& segment : image.segments())
-    if (segment.executable) mix(segment.range.begin.value), mix(segment.range.end.value);
-  for (const Section& section : image.sections())
-    if (section.name == ".eh_frame") mix(section.addr.value), mix(table_checksum(image.bytes(section)));
+  RowSources sources = row_sources(image);
+  auto section = [&](uint64_t kind, ImageAddr address, std::span<const uint8_t> bytes) {
+    mix(kind), mix(address.value), mix(table_checksum(bytes));
+  };
+  for (const ImageRange& code : sources.executable) mix(code.begin.value), mix(code.end.value);
+  for (const CfiSection& s : sources.sections)
+    section(1, s.address, s.bytes), mix(s.text_base.value), mix(s.data_base.value);
+  for (const CfiSection& s : sources.debug_frames) section(2, s.address, s.bytes);
+  for (const SFrameSection& s : sources.sframes) section(3, s.address, s.bytes);
   return sum;
 }
 

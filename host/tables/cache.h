@@ -15,13 +15,13 @@
 namespace sonde::host {
 
 constexpr uint64_t kCacheMagic = 0x656863615f646e73;  // "snd_ache"
-constexpr uint32_t kCacheVersion = 1;  // raised when the same input gives other rows
+constexpr uint32_t kCacheVersion = 2;  // raised when the same input gives other rows
 
 struct CacheHeader {
   uint64_t magic;
   uint32_t version;
-  uint32_t checked;     // 1: `sonde check` has marked the rows that it refuted
-  uint64_t source;      // checksum of the unwind sections and where they lie: equal build ids do not prove equal files
+  uint32_t checked;  // 1: `sonde check` has marked the rows that it refuted
+  uint64_t source;  // checksum of the unwind sections and where they lie: equal build ids do not prove equal files
   uint64_t table_size;
 };
 static_assert(sizeof(CacheHeader) % 8 == 0);
@@ -48,6 +48,7 @@ std::string table_cache_folder();
 Result<SharedTable> load_table(const Image& image, const std::string& folder = table_cache_folder());
 
 // Keeps a table that `sonde check` has marked, so that load_table gives it from now on. False if it cannot be kept.
-bool keep_checked_table(const Image& image, std::span<const uint8_t> table, const std::string& folder = table_cache_folder());
+bool keep_checked_table(const Image& image, std::span<const uint8_t> table,
+                        const std::string& folder = table_cache_folder());
 
 }  // namespace sonde::host

@@ -6,10 +6,22 @@ namespace {
 
 // DW_EH_PE_* (Linux Standard Base Core 5.0, table 10.5 and 10.6).
 enum : uint8_t {
-  pe_absptr = 0x00, pe_uleb128 = 0x01, pe_udata2 = 0x02, pe_udata4 = 0x03, pe_udata8 = 0x04, pe_sleb128 = 0x09,
-  pe_sdata2 = 0x0a, pe_sdata4 = 0x0b, pe_sdata8 = 0x0c,
-  pe_pcrel = 0x10, pe_textrel = 0x20, pe_datarel = 0x30, pe_funcrel = 0x40, pe_aligned = 0x50,
-  pe_indirect = 0x80, pe_omit = 0xff,
+  pe_absptr = 0x00,
+  pe_uleb128 = 0x01,
+  pe_udata2 = 0x02,
+  pe_udata4 = 0x03,
+  pe_udata8 = 0x04,
+  pe_sleb128 = 0x09,
+  pe_sdata2 = 0x0a,
+  pe_sdata4 = 0x0b,
+  pe_sdata8 = 0x0c,
+  pe_pcrel = 0x10,
+  pe_textrel = 0x20,
+  pe_datarel = 0x30,
+  pe_funcrel = 0x40,
+  pe_aligned = 0x50,
+  pe_indirect = 0x80,
+  pe_omit = 0xff,
 };
 
 std::optional<uint64_t> read_format(Cursor& at, uint8_t format) {
@@ -61,7 +73,8 @@ bool read_augmentation(Cursor& data, std::string_view letters, const CfiSection&
 std::optional<Cie> read_cie(Cursor at, bool wide_length, const CfiSection& section) {
   Cie cie;
   uint8_t version = at.read<uint8_t>();
-  if (version == 0 && wide_length) {  // an 8-byte id: these are its upper half
+  cie.wide_id = section.debug_frame && wide_length;
+  if (version == 0 && wide_length && !section.debug_frame) {  // an 8-byte id: these are its upper half
     at.skip(3);
     version = at.read<uint8_t>();
     cie.wide_id = true;
@@ -107,7 +120,7 @@ void read_lsda(Cursor data, const CfiSection& section, Fde* fde) {
 }
 
 std::optional<Fde> read_fde(Cursor at, bool wide_length, const Cie& cie, const CfiSection& section) {
-  if (wide_length && cie.wide_id) at.skip(4);
+  if (wide_length && cie.wide_id && !section.debug_frame) at.skip(4);
   if (cie.fde_encoding == pe_omit || cie.fde_encoding & pe_indirect) return std::nullopt;
   auto begin = read_encoded(at, cie.fde_encoding, section, 0);
   auto size = read_format(at, cie.fde_encoding & 0x0f);
@@ -130,7 +143,7 @@ std::optional<Fde> read_fde(Cursor at, bool wide_length, const Cie& cie, const C
 
 class Reader {
  public:
-  explicit Reader(const CfiSection& section) : section_(section) {}
+  Reader(const CfiSection& section, const std::function<void(const Fde&)>& each) : section_(section), each_(each) {}
 
   CfiEntries run() {
     Cursor at(section_.bytes);
@@ -141,7 +154,7 @@ class Reader {
         break;
       }
       if (entry.size == 0) continue;
-      if (entry.id == 0) {
+      if (entry.common) {
         if (!cie(entry)) out_.unusable++;
       } else if (!fde(entry)) {
         out_.unusable++;
@@ -154,53 +167,62 @@ class Reader {
   struct Entry {
     uint64_t start = 0, size = 0;  // size behind the length field
     uint64_t id_at = 0;
-    uint32_t id = 0;
+    uint64_t id = 0;
     bool wide = false;
+    bool common = false;
   };
 
   // Steps over one entry.
-  static bool next(Cursor& at, Entry* entry) {
+  bool next(Cursor& at, Entry* entry) const {
     entry->start = at.at();
     entry->size = at.read<uint32_t>();
     if (entry->size == 0xffffffff) entry->size = at.read<uint64_t>(), entry->wide = true;
     entry->id_at = at.at();
     if (!at.ok() || entry->size > at.left()) return false;
     if (entry->size == 0) return true;
-    if (entry->size < 4) return at.skip(entry->size), true;
+    if (entry->size < id_size(*entry)) return entry->common = false, entry->id = 1, at.skip(entry->size), true;
     Cursor id = at;
-    entry->id = id.read<uint32_t>();
+    entry->id = id_size(*entry) == 8 ? id.read<uint64_t>() : id.read<uint32_t>();
+    uint64_t of_common = !section_.debug_frame ? 0 : id_size(*entry) == 8 ? ~uint64_t{0} : UINT32_MAX;
+    entry->common = entry->id == of_common;
     at.skip(entry->size);
     return true;
   }
 
+  // .eh_frame's ids are read as four bytes; what follows a longer one is looked at later.
+  size_t id_size(const Entry& entry) const { return section_.debug_frame && entry.wide ? 8 : 4; }
   Cursor body(const Entry& entry) const {
-    return Cursor(section_.bytes.first(entry.id_at + entry.size), entry.id_at + 4);
+    return Cursor(section_.bytes.first(entry.id_at + entry.size), entry.id_at + id_size(entry));
   }
 
   const Cie* cie(const Entry& entry) {
     uint32_t key = static_cast<uint32_t>(entry.start);
     if (auto known = out_.cies.find(key); known != out_.cies.end()) return &known->second;
-    if (entry.size < 4) return nullptr;
+    if (entry.size < id_size(entry)) return nullptr;
     auto read = read_cie(body(entry), entry.wide, section_);
     return read ? &out_.cies.emplace(key, *read).first->second : nullptr;
   }
 
   bool fde(const Entry& entry) {
-    if (entry.size < 4 || entry.id > entry.id_at) return false;
-    uint64_t where = entry.id_at - entry.id;
+    if (entry.size < id_size(entry) || (!section_.debug_frame && entry.id > entry.id_at)) return false;
+    uint64_t where = section_.debug_frame ? entry.id : entry.id_at - entry.id;
+    if (where >= section_.bytes.size()) return false;
     if (!last_ || where != last_at_) {
       Cursor at(section_.bytes, where);
       Entry common;
-      if (!next(at, &common) || common.size == 0 || common.id != 0) return false;
+      if (!next(at, &common) || common.size == 0 || !common.common) return false;
       last_ = cie(common), last_at_ = where;
       if (!last_) return false;
     }
     auto read = read_fde(body(entry), entry.wide, *last_, section_);
-    if (read) out_.fdes.push_back(*read);
+    // Linkers leave the entries of code that they have dropped, at 0.
+    if (read && section_.debug_frame && !read->range.begin) return out_.dropped++, true;
+    if (read) each_(*read);
     return read.has_value();
   }
 
   const CfiSection& section_;
+  const std::function<void(const Fde&)>& each_;
   CfiEntries out_;
   const Cie* last_ = nullptr;
   uint64_t last_at_ = 0;
@@ -229,9 +251,16 @@ std::optional<uint64_t> read_encoded(Cursor& at, uint8_t encoding, const CfiSect
   return base + *value;
 }
 
+CfiEntries read_entries(const CfiSection& section, const std::function<void(const Fde&)>& each) {
+  if (section.bytes.size() > UINT32_MAX) return {.cies = {}, .fdes = {}, .dropped = 0, .unusable = 1};
+  return Reader(section, each).run();
+}
+
 CfiEntries read_entries(const CfiSection& section) {
-  if (section.bytes.size() > UINT32_MAX) return {.cies = {}, .fdes = {}, .unusable = 1};
-  return Reader(section).run();
+  std::vector<Fde> fdes;
+  CfiEntries entries = read_entries(section, [&](const Fde& fde) { fdes.push_back(fde); });
+  entries.fdes = std::move(fdes);
+  return entries;
 }
 
 }  // namespace sonde::host

@@ -1,26 +1,72 @@
 // One case per instruction. Operation numbers: DWARF 5 table 7.29, GNU and AArch64 extensions behind it.
 #include "host/tables/cfi_program.h"
 
+#include "core/isa/aarch64.h"
+#include "core/isa/x86_64.h"
+
 namespace sonde::host {
 namespace {
 
 enum Op : uint8_t {
-  cfa_nop = 0x00, cfa_set_loc, cfa_advance_loc1, cfa_advance_loc2, cfa_advance_loc4, cfa_offset_extended,
-  cfa_restore_extended, cfa_undefined, cfa_same_value, cfa_register, cfa_remember_state, cfa_restore_state, cfa_def_cfa,
-  cfa_def_cfa_register, cfa_def_cfa_offset, cfa_def_cfa_expression, cfa_expression, cfa_offset_extended_sf, cfa_def_cfa_sf,
-  cfa_def_cfa_offset_sf, cfa_val_offset, cfa_val_offset_sf, cfa_val_expression,
-  cfa_aarch64_negate_ra_state = 0x2d, cfa_gnu_args_size = 0x2e, cfa_gnu_negative_offset_extended = 0x2f,
+  cfa_nop = 0x00,
+  cfa_set_loc,
+  cfa_advance_loc1,
+  cfa_advance_loc2,
+  cfa_advance_loc4,
+  cfa_offset_extended,
+  cfa_restore_extended,
+  cfa_undefined,
+  cfa_same_value,
+  cfa_register,
+  cfa_remember_state,
+  cfa_restore_state,
+  cfa_def_cfa,
+  cfa_def_cfa_register,
+  cfa_def_cfa_offset,
+  cfa_def_cfa_expression,
+  cfa_expression,
+  cfa_offset_extended_sf,
+  cfa_def_cfa_sf,
+  cfa_def_cfa_offset_sf,
+  cfa_val_offset,
+  cfa_val_offset_sf,
+  cfa_val_expression,
+  cfa_aarch64_negate_ra_state_with_pc = 0x2c,
+  cfa_aarch64_negate_ra_state = 0x2d,
+  cfa_gnu_args_size = 0x2e,
+  cfa_gnu_negative_offset_extended = 0x2f,
   // The upper two bits select these, the lower six are an operand.
-  cfa_advance_loc = 0x40, cfa_offset = 0x80, cfa_restore = 0xc0,
+  cfa_advance_loc = 0x40,
+  cfa_offset = 0x80,
+  cfa_restore = 0xc0,
 };
 
 constexpr uint32_t kMachineAarch64 = 183;
+constexpr uint64_t kRaSignState = 34;  // AArch64: a made-up register, 1 where the return address is signed
 constexpr size_t kMaxKept = 64;
 
 int64_t scaled(uint64_t n, const Cie& cie) { return static_cast<int64_t>(n * static_cast<uint64_t>(cie.data_align)); }
 int64_t scaled(int64_t n, const Cie& cie) { return scaled(static_cast<uint64_t>(n), cie); }
 
 }  // namespace
+
+Slots::Slots(uint32_t machine) {
+  slots_.fill(kNone);
+  auto add = [&](std::span<const uint8_t> saved, unsigned sp) {
+    for (size_t i = 0; i < saved.size(); i++) slots_[saved[i]] = static_cast<uint8_t>(i);
+    stack_pointer_ = static_cast<unsigned>(saved.size());
+    slots_[sp] = static_cast<uint8_t>(stack_pointer_);
+  };
+  machine == kMachineAarch64 ? add(Aarch64::kSaved, Aarch64::sp) : add(X86_64::kSaved, X86_64::rsp);
+}
+
+void Slots::set_return_register(uint64_t reg) {
+  if (added_ < slots_.size()) slots_[added_] = kNone;
+  added_ = kNone;
+  if (reg >= slots_.size() || slots_[reg] != kNone) return;
+  slots_[reg] = static_cast<uint8_t>(stack_pointer_ + 1);
+  added_ = reg;
+}
 
 Block CfiProgram::read_block(Cursor& at) {
   uint64_t size = at.uleb();
@@ -37,6 +83,16 @@ CfiProgram::Did CfiProgram::advance(uint64_t by, const Cie& cie) {
   return Did::advance;
 }
 
+void CfiProgram::use_initial(const Cie& cie) {
+  slots_.set_return_register(cie.return_register);
+  auto known = initials_.find(&cie);
+  if (known == initials_.end()) {
+    ProgramError error = run_initial(cie);
+    known = initials_.emplace(&cie, Initial{error, initial_}).first;
+  }
+  initial_error_ = known->second.error, initial_ = known->second.state, initial_of_ = &cie;
+}
+
 ProgramError CfiProgram::run_initial(const Cie& cie) {
   state_ = FrameState{};
   initial_ = FrameState{};
@@ -51,9 +107,18 @@ ProgramError CfiProgram::run_initial(const Cie& cie) {
   return ProgramError::none;
 }
 
+// DWARF for the Arm 64-bit Architecture, section 4.4.1: an expression may give the state too; a constant is all it needs.
+CfiProgram::Did CfiProgram::set_sign_state(Block block) {
+  constexpr uint8_t kLit0 = 0x30, kLit1 = 0x31;
+  uint8_t op = block.size == 1 ? section_.bytes[block.begin] : 0;
+  if (op != kLit0 && op != kLit1) return Did::failed_unknown;
+  state_.set_signed(op == kLit1);
+  return Did::rule;
+}
+
 // The instructions that define the CFA.
 CfiProgram::Did CfiProgram::execute_cfa(uint8_t op, Cursor& at, const Cie& cie) {
-  CfaRule& cfa = state_.cfa;
+  CfaRule cfa = state_.cfa;
   switch (op) {
     case cfa_def_cfa:
       cfa.reg = at.uleb();
@@ -83,6 +148,7 @@ CfiProgram::Did CfiProgram::execute_cfa(uint8_t op, Cursor& at, const Cie& cie) 
       break;
     default: return Did::failed_unknown;
   }
+  state_.set_cfa(cfa);
   return at.ok() ? Did::rule : Did::failed_malformed;
 }
 
@@ -125,6 +191,8 @@ CfiProgram::Did CfiProgram::execute(Cursor& at, const Cie& cie) {
     case cfa_val_expression: {
       reg = at.uleb();
       Block block = read_block(at);
+      if (machine_ == kMachineAarch64 && reg == kRaSignState && at.ok())
+        return set_sign_state(op == cfa_val_expression ? block : Block{});
       set_rule(reg, {op == cfa_expression ? Rule::expression : Rule::val_expression, block.size, block.begin});
       break;
     }
@@ -139,8 +207,9 @@ CfiProgram::Did CfiProgram::execute(Cursor& at, const Cie& cie) {
       break;
     case cfa_gnu_args_size: at.uleb(); break;  // only landing pads care
     case cfa_aarch64_negate_ra_state:
+    case cfa_aarch64_negate_ra_state_with_pc:  // what else was signed does not matter for stripping
       if (machine_ != kMachineAarch64) return Did::failed_unknown;
-      state_.ra_signed = !state_.ra_signed;
+      state_.set_signed(!state_.ra_signed);
       break;
     default: return execute_cfa(op, at, cie);
   }

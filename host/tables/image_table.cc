@@ -4,23 +4,32 @@
 
 namespace sonde::host {
 
-Result<CompiledTable> compile_table(const Image& image) {
-  EhFrameSource source;
-  source.machine = image.machine();
+RowSources row_sources(const Image& image) {
+  RowSources sources;
+  sources.machine = image.machine();
   for (const Segment& segment : image.segments())
-    if (segment.executable) source.executable.push_back(segment.range);
-  std::sort(source.executable.begin(), source.executable.end(),
+    if (segment.executable) sources.executable.push_back(segment.range);
+  std::sort(sources.executable.begin(), sources.executable.end(),
             [](const ImageRange& a, const ImageRange& b) { return a.begin < b.begin; });
   const Section* text = image.section(".text");
   const Section* got = image.section(".got");
-  uint64_t header_bytes = 0;
   for (const Section& section : image.sections()) {
-    if (section.name == ".eh_frame_hdr") header_bytes += section.size;
-    if (section.name != ".eh_frame" || !section.addr) continue;
-    source.sections.push_back({image.bytes(section), section.addr, text ? text->addr : ImageAddr{}, got ? got->addr : ImageAddr{}});
+    if (!section.addr) continue;
+    if (section.name == ".eh_frame")
+      sources.sections.push_back(
+          {image.bytes(section), section.addr, text ? text->addr : ImageAddr{}, got ? got->addr : ImageAddr{}});
+    if (section.name == ".sframe") sources.sframes.push_back({image.bytes(section), section.addr});
   }
-  auto compiled = SONDE_TRY_CONTEXT(compile_eh_frame(source), image.path());
-  compiled.stats.source_bytes += header_bytes;
+  if (auto bytes = image.debug_section(".debug_frame"); !bytes.empty())
+    sources.debug_frames.push_back(
+        {.bytes = bytes, .address = {}, .text_base = {}, .data_base = {}, .debug_frame = true});
+  return sources;
+}
+
+Result<CompiledTable> compile_table(const Image& image) {
+  auto compiled = SONDE_TRY_CONTEXT(compile_rows(row_sources(image)), image.path());
+  for (const Section& section : image.sections())
+    if (section.name == ".eh_frame_hdr") compiled.stats.source_bytes += section.size;
   return compiled;
 }
 

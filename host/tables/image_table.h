@@ -1,12 +1,15 @@
-// The table of an image: its unwind sections found and compiled. cache.h keeps the result.
+// The table of an image: the sections that rows come from, found and compiled. cache.h keeps the result.
 #pragma once
 
 #include "host/image/image.h"
-#include "host/tables/eh_frame.h"
+#include "host/tables/compile.h"
 
 namespace sonde::host {
 
-// An image without .eh_frame gives a table of gaps.
+// Valid as long as the image.
+RowSources row_sources(const Image& image);
+
+// An image without any source of rows gives a table of gaps.
 Result<CompiledTable> compile_table(const Image& image);
 
 }  // namespace sonde::host

@@ -18,12 +18,9 @@ constexpr uint8_t kDeref = 0x06, kConsts = 0x11, kPlus = 0x22, kBreg0 = 0x70, kB
 // `breg REG OFFSET` at the cursor.
 bool read_breg(Cursor& at, uint64_t* reg, int64_t* offset) {
   uint8_t op = at.read<uint8_t>();
-  if (op >= kBreg0 && op <= kBreg31)
-    *reg = op - kBreg0;
-  else if (op == kBregx)
-    *reg = at.uleb();
-  else
-    return false;
+  if (op >= kBreg0 && op <= kBreg31) *reg = op - kBreg0;
+  else if (op == kBregx) *reg = at.uleb();
+  else return false;
   *offset = at.sleb();
   return at.ok();
 }
@@ -123,7 +120,7 @@ RowMaker::Code RowMaker::cfa_plus(const CfaRule& cfa, int64_t offset) const {
 }
 
 bool RowMaker::set_cfa_from_stack_pointer(const FrameState& state, RowResult* result) {
-  const RegisterRule& rule = state.regs[stack_pointer_];
+  const RegisterRule& rule = state.regs[saved_.size()];
   Code code;
   switch (rule.kind) {
     case RegisterRule::in_register:
@@ -131,9 +128,7 @@ bool RowMaker::set_cfa_from_stack_pointer(const FrameState& state, RowResult* re
       code = {static_cast<uint8_t>(kBreg0 + rule.value), 0};
       break;
     case RegisterRule::offset:
-    case RegisterRule::val_offset:
-      code = cfa_plus(state.cfa, rule.value);
-      break;
+    case RegisterRule::val_offset: code = cfa_plus(state.cfa, rule.value); break;
     default: {
       code = cfa_plus(state.cfa, 0);
       auto expression = bytes(rule.block());
@@ -186,10 +181,10 @@ std::optional<RowMaker::Value> RowMaker::value_of(const RegisterRule& rule, unsi
   return std::nullopt;
 }
 
-bool RowMaker::set_return(const FrameState& state, const Cie& cie, Row* row) {
+bool RowMaker::set_return(const FrameState& state, const Slots& slots, const Cie& cie, Row* row) {
   uint64_t reg = cie.return_register;
   if (reg >= regs_) return false;
-  auto value = value_of(state.regs[reg], static_cast<unsigned>(reg), INT32_MAX);
+  auto value = value_of(state.regs[slots.of(reg)], static_cast<unsigned>(reg), INT32_MAX);
   if (!value) return false;
   if (value->kind == ValueKind::same) {
     if (reg != default_return_) value = Value{ValueKind::in_register, static_cast<int32_t>(reg)};
@@ -203,7 +198,7 @@ bool RowMaker::set_return(const FrameState& state, const Cie& cie, Row* row) {
 
 // Signal frames give the stack pointer a rule of its own, which loads what the CFA's expression loads.
 bool RowMaker::stack_pointer_is_cfa(const FrameState& state) const {
-  const RegisterRule& rule = state.regs[stack_pointer_];
+  const RegisterRule& rule = state.regs[saved_.size()];
   auto same = [&](std::span<const uint8_t> tail_of_cfa) {
     if (state.cfa.kind != CfaRule::expression) return false;
     auto cfa = bytes(state.cfa.block), sp = bytes(rule.block());
@@ -221,12 +216,12 @@ bool RowMaker::stack_pointer_is_cfa(const FrameState& state) const {
   }
 }
 
-RowResult RowMaker::make(const FrameState& state, const Cie& cie) {
+RowResult RowMaker::make(const FrameState& state, const Slots& slots, const Cie& cie) {
   RowResult result;
   Row& row = result.row;
   if (cie.signal_frame) row.flags |= kRowSignalFrame;
   if (state.ra_signed) row.flags |= kRowRaSigned;
-  if (cie.return_register < regs_ && state.regs[cie.return_register].kind == RegisterRule::undefined) {
+  if (cie.return_register < regs_ && state.regs[slots.of(cie.return_register)].kind == RegisterRule::undefined) {
     Row outermost;  // one row for all: nothing else of it is used
     outermost.flags = row.flags & kRowSignalFrame;
     outermost.cfa_reg = static_cast<uint8_t>(stack_pointer_);
@@ -239,9 +234,9 @@ RowResult RowMaker::make(const FrameState& state, const Cie& cie) {
   } else if (!set_cfa_from_stack_pointer(state, &result)) {
     return result.reason = Inexpressible::stack_pointer_rule, result;
   }
-  if (!set_return(state, cie, &row)) return result.reason = Inexpressible::no_return_rule, result;
+  if (!set_return(state, slots, cie, &row)) return result.reason = Inexpressible::no_return_rule, result;
   for (size_t i = 0; i < saved_.size(); i++) {
-    auto value = value_of(state.regs[saved_[i]], saved_[i], INT16_MAX);
+    auto value = value_of(state.regs[i], saved_[i], INT16_MAX);
     if (!value) result.lost_register = true, value = Value{ValueKind::undefined};
     row.saved[i] = {static_cast<int16_t>(value->offset), value->kind};
   }

@@ -5,7 +5,7 @@
 
 #include "host/tables/builder.h"
 #include "host/tables/cfi_program.h"
-#include "host/tables/eh_frame.h"
+#include "host/tables/compile.h"
 
 namespace sonde::host {
 
@@ -29,7 +29,7 @@ struct RowResult {
 class RowMaker {
  public:
   RowMaker(const CfiSection& section, uint32_t machine, TableBuilder& builder);
-  RowResult make(const FrameState& state, const Cie& cie);
+  RowResult make(const FrameState& state, const Slots& slots, const Cie& cie);
 
  private:
   using Code = std::vector<uint8_t>;  // of an expression
@@ -40,7 +40,7 @@ class RowMaker {
   bool set_cfa(const CfaRule& cfa, RowResult* result);
   bool set_cfa_expression(std::span<const uint8_t> expression, RowResult* result);
   bool set_cfa_from_stack_pointer(const FrameState& state, RowResult* result);
-  bool set_return(const FrameState& state, const Cie& cie, Row* row);
+  bool set_return(const FrameState& state, const Slots& slots, const Cie& cie, Row* row);
   bool stack_pointer_is_cfa(const FrameState& state) const;
   Code cfa_plus(const CfaRule& cfa, int64_t offset) const;
   // Without value: no row holds it. Offsets of values lie within `limit`, beyond it an expression does the addition.

@@ -16,7 +16,7 @@
 #include <random>
 
 #include "core/unwind/step.h"
-#include "host/tables/eh_frame.h"
+#include "host/tables/compile.h"
 
 namespace sonde::host {
 namespace {
@@ -49,8 +49,7 @@ struct File {
       gelf_getshdr(scn, &section);
       if (std::string_view(elf_strptr(elf, names, section.sh_name)) != ".eh_frame") continue;
       Elf_Data* data = elf_rawdata(scn, nullptr);
-      source.sections.push_back(
-          {{static_cast<const uint8_t*>(data->d_buf), data->d_size}, ImageAddr(section.sh_addr)});
+      source.sections.push_back({{static_cast<const uint8_t*>(data->d_buf), data->d_size}, ImageAddr(section.sh_addr)});
     }
     cfi = dwarf_getcfi_elf(elf);
   }
@@ -63,7 +62,7 @@ struct File {
   int fd;
   Elf* elf = nullptr;
   Dwarf_CFI* cfi = nullptr;
-  EhFrameSource source;
+  RowSources source;
 };
 
 // libdw's operations evaluated. Without value: undefined.
@@ -96,16 +95,46 @@ struct Truth {
           case DW_OP_regx: return regs.get(static_cast<unsigned>(op.number));
           case DW_OP_call_frame_cfa: stack.push_back(cfa); break;
           case DW_OP_plus_uconst: stack.back() += op.number; break;
-          case DW_OP_const1u: case DW_OP_const2u: case DW_OP_const4u: case DW_OP_constu: stack.push_back(op.number); break;
-          case DW_OP_const1s: case DW_OP_const2s: case DW_OP_const4s: case DW_OP_consts: stack.push_back(op.number); break;
+          case DW_OP_const1u:
+          case DW_OP_const2u:
+          case DW_OP_const4u:
+          case DW_OP_constu: stack.push_back(op.number); break;
+          case DW_OP_const1s:
+          case DW_OP_const2s:
+          case DW_OP_const4s:
+          case DW_OP_consts: stack.push_back(op.number); break;
           case DW_OP_deref: stack.push_back(ArbitraryMemory::at(pop())); break;
           case DW_OP_stack_value: is_value = true; break;
-          case DW_OP_plus: { uint64_t b = pop(); stack.back() += b; break; }
-          case DW_OP_minus: { uint64_t b = pop(); stack.back() -= b; break; }
-          case DW_OP_mul: { uint64_t b = pop(); stack.back() *= b; break; }
-          case DW_OP_and: { uint64_t b = pop(); stack.back() &= b; break; }
-          case DW_OP_shl: { uint64_t b = pop(); stack.back() <<= b; break; }
-          case DW_OP_ge: { int64_t b = static_cast<int64_t>(pop()); stack.back() = static_cast<int64_t>(stack.back()) >= b; break; }
+          case DW_OP_plus: {
+            uint64_t b = pop();
+            stack.back() += b;
+            break;
+          }
+          case DW_OP_minus: {
+            uint64_t b = pop();
+            stack.back() -= b;
+            break;
+          }
+          case DW_OP_mul: {
+            uint64_t b = pop();
+            stack.back() *= b;
+            break;
+          }
+          case DW_OP_and: {
+            uint64_t b = pop();
+            stack.back() &= b;
+            break;
+          }
+          case DW_OP_shl: {
+            uint64_t b = pop();
+            stack.back() <<= b;
+            break;
+          }
+          case DW_OP_ge: {
+            int64_t b = static_cast<int64_t>(pop());
+            stack.back() = static_cast<int64_t>(stack.back()) >= b;
+            break;
+          }
           default: FAIL("operation not known to the test: ", static_cast<int>(atom));
         }
       }
@@ -172,7 +201,9 @@ void compare_at(const File& file, const Table& table, uint64_t pc, std::mt19937_
     // elfutils 0.188 takes rbx for undefined unless there is a rule (backends/x86_64_cfi.c names register 0 instead of 3).
     if (!expected && std::is_same_v<Isa, X86_64> && reg == X86_64::rbx && caller.get(reg) == regs.get(reg)) continue;
     bool right = expected.has_value() == caller.has(reg) && (!expected || *expected == caller.get(reg));
-    count->expect(right, fmt::format("register {} ({}{})", reg, expected ? "" : "lost", caller.has(reg) ? "" : " here").c_str(), pc);
+    count->expect(
+        right, fmt::format("register {} ({}{})", reg, expected ? "" : "lost", caller.has(reg) ? "" : " here").c_str(),
+        pc);
   }
   free(frame);
 }
@@ -187,7 +218,7 @@ void compare(const std::string& path, size_t at_least = 100) {
   File file(path);
   REQUIRE(file.cfi);
   auto started = std::chrono::steady_clock::now();
-  auto compiled = compile_eh_frame(file.source);
+  auto compiled = compile_rows(file.source);
   auto built = std::chrono::steady_clock::now();
   REQUIRE(compiled);
   for (unsigned i = 0; i < kInexpressibles; i++) {
@@ -226,14 +257,16 @@ TEST_CASE("tables: AArch64 return addresses signed where the code signs them") {
   REQUIRE(mkdtemp(folder));
   std::string out = std::string(folder) + "/pac.so";
   std::string command = fmt::format(
-      "printf 'long g(long); long f(long a) {{ return g(a) + 1; }} long h(long a) {{ long b[40]; b[g(a)] = a; return g(b[3]) * 3; }}'"
+      "printf 'long g(long); long f(long a) {{ return g(a) + 1; }} long h(long a) {{ long b[40]; b[g(a)] = a; return "
+      "g(b[3]) * 3; }}'"
       " | aarch64-linux-gnu-gcc -O2 -fno-stack-protector -mbranch-protection=pac-ret -fasynchronous-unwind-tables"
-      " -shared -nostdlib -x c -o {} -", out);
+      " -shared -nostdlib -x c -o {} -",
+      out);
   REQUIRE(std::system(command.c_str()) == 0);
   compare<Aarch64>(out, 10);
   {
     File file(out);
-    auto compiled = compile_eh_frame(file.source);
+    auto compiled = compile_rows(file.source);
     REQUIRE(compiled);
     Table table = Table::at(compiled->bytes.data());
     int checked = 0;
