@@ -36,14 +36,18 @@ struct Named {
 std::vector<Named> counts_of(const host::TableStats& stats) {
   return {{"entries", "frame description entries", stats.entries},
           {"common_entries", "common information entries", stats.common_entries},
+          {"debug_entries", "entries of .debug_frame for code without others", stats.debug_entries},
+          {"sframe_entries", "entries of .sframe for code without others", stats.sframe_entries},
           {"unusable_entries", "entries with unknown range (gaps)", stats.unusable_entries},
           {"empty_entries", "entries of length zero", stats.empty_entries},
           {"outside_entries", "entries (partly) outside of code", stats.outside_entries},
           {"overlapping_entries", "entries that overlap", stats.overlapping_entries},
           {"plt_stubs", "linkage stubs made plain rows", stats.plt_stubs},
           {"lost_registers", "changes with a register lost", stats.lost_registers},
-          {"changes", "changes of row", stats.changes},
+          {"changes", "rows (places where another one begins)", stats.changes},
           {"gaps", "gaps", stats.gaps},
+          {"by_expression", "rows that need an expression", stats.by_expression},
+          {"inexpressible_rows", "inexpressible rows", stats.inexpressible_changes},
           {"rows", "distinct rows", stats.rows},
           {"expressions", "distinct expressions", stats.expressions},
           {"source_bytes", "bytes of .eh_frame and .eh_frame_hdr", stats.source_bytes},
@@ -59,12 +63,18 @@ void print_stats(const host::TableStats& stats, bool json) {
   if (!json && stats.source_bytes)
     fmt::print("{:>9.2f}x  table to source\n",
                static_cast<double>(stats.table_bytes) / static_cast<double>(stats.source_bytes));
+  if (!json && stats.changes)
+    fmt::print("{:>10.2f}  inexpressible in 100,000 rows\n",
+               1e5 * static_cast<double>(stats.inexpressible_changes) / static_cast<double>(stats.changes));
   for (unsigned i = 0; i < host::kInexpressibles; i++) {
     const char* reason = host::describe(static_cast<host::Inexpressible>(i));
     reasons[reason] = stats.inexpressible[i];
     if (!json && stats.inexpressible[i]) fmt::print("{:>10}  inexpressible: {}\n", stats.inexpressible[i], reason);
   }
+  if (!json)
+    for (const std::string& why : stats.refused) fmt::print("not read: {}\n", why);
   out["inexpressible"] = reasons;
+  out["refused"] = stats.refused;
   if (json) fmt::print("{}\n", out.dump());
 }
 
@@ -95,7 +105,8 @@ void dump_table(const TableOptions& options) {
 
 void add_table(CLI::App& dump) {
   auto options = std::make_shared<TableOptions>();
-  CLI::App* command = dump.add_subcommand("table", "The unwind table that is made from a file's .eh_frame");
+  CLI::App* command =
+      dump.add_subcommand("table", "The unwind table that is made from a file's .eh_frame, .debug_frame and .sframe");
   command->add_option("FILE", options->file, "ELF file")->required();
   auto* stats = command->add_flag("--stats", options->stats, "Counts and sizes instead of rows");
   command->add_option("--at", options->at, "Only the row in force at this address of the file")->excludes(stats);
