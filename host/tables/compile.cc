@@ -4,7 +4,11 @@
 
 #include <fmt/format.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -25,25 +29,38 @@ struct Piece {
   uint16_t row;
 };
 
-// A vector of them that costs nothing to append to.
-class Pieces {
+// A vector that costs little to append to, in large pages where it is large.
+template <class T>
+class Appended {
  public:
   size_t size() const { return size_; }
-  void push_back(Piece piece) {
+  bool empty() const { return size_ == 0; }
+  void push_back(T item) {
     if (size_ == room_) reserve(2 * room_ + 256);
-    pieces_[size_++] = piece;
+    items_[size_++] = item;
   }
   void resize(size_t smaller) { size_ = smaller; }
   void reserve(size_t room) {
     if (room <= room_) return;
-    auto larger = std::make_unique_for_overwrite<Piece[]>(room);
-    std::copy_n(pieces_.get(), size_, larger.get());
-    pieces_ = std::move(larger), room_ = room;
+    constexpr size_t kLargePage = size_t{2} << 20;
+    bool large = room * sizeof(T) >= 2 * kLargePage;
+    size_t bytes = large ? (room * sizeof(T) + kLargePage - 1) & ~(kLargePage - 1) : room * sizeof(T);
+    void* memory = large ? std::aligned_alloc(kLargePage, bytes) : std::malloc(bytes);
+    if (!memory) throw std::bad_alloc();
+    if (large) madvise(memory, bytes, MADV_HUGEPAGE);
+    if (size_) std::memcpy(memory, items_.get(), size_ * sizeof(T));
+    items_.reset(static_cast<T*>(memory)), room_ = room;
   }
-  const Piece& operator[](size_t i) const { return pieces_[i]; }
+  const T& operator[](size_t i) const { return items_.get()[i]; }
+  const T& back() const { return items_.get()[size_ - 1]; }
+  std::span<const T> span() const { return {items_.get(), size_}; }
 
  private:
-  std::unique_ptr<Piece[]> pieces_;
+  static_assert(std::is_trivially_copyable_v<T>);
+  struct Free {
+    void operator()(T* items) const { std::free(items); }
+  };
+  std::unique_ptr<T[], Free> items_;
   size_t size_ = 0, room_ = 0;
 };
 
@@ -64,18 +81,24 @@ class Memo {
     std::optional<Inexpressible> reason;
     FrameState state;
   };
-  Memo() : entries_(kEntries) {}
+  // For a section of so many bytes.
+  explicit Memo(size_t section) {
+    size_t entries = 16;
+    while (entries < section / 256 && entries < 2048) entries *= 2;
+    entries_.resize(entries);
+    shift_ = static_cast<unsigned>(std::countl_zero(entries) + 1);
+  }
 
   // Where the result for this state is, or belongs; `found`: it is there.
   Entry& at(const FrameState& state, const Slots& slots, const Cie* cie, bool* found) {
     uint64_t place = (state.hash + reinterpret_cast<uintptr_t>(cie)) * 0x9e3779b97f4a7c15;
-    Entry& entry = entries_[place >> 53];
+    Entry& entry = entries_[place >> shift_];
     *found = entry.cie == cie && std::memcmp(&entry.state, &state, state.used(slots)) == 0;
     return entry;
   }
 
  private:
-  static constexpr size_t kEntries = 1 << 11;
+  unsigned shift_;
   std::vector<Entry> entries_;
 };
 
@@ -103,7 +126,7 @@ class Compiler {
     sort_spans(spans_);
     merge();
     CompiledTable out;
-    out.bytes = SONDE_TRY(builder_.finish(changes_, end_));
+    out.bytes = SONDE_TRY(builder_.finish(changes_.span(), end_));
     const TableHeader& header = Table::at(out.bytes.data()).header();
     stats_.rows = header.row_count;
     stats_.expressions = header.expression_count;
@@ -175,7 +198,7 @@ class Compiler {
     pieces_.reserve(pieces_.size() + section.bytes.size() / 5);
     CfiProgram program(section, source_.machine);
     RowMaker maker(section, source_.machine, builder_);
-    Memo memo;
+    Memo memo(section.bytes.size());
     size_t count = 0;
     CfiEntries entries = read_entries(section, [&](const Fde& fde) {
       count++;
@@ -378,8 +401,8 @@ class Compiler {
   size_t earlier_ = 0;  // spans of the sources before
   std::vector<ImageRange> executable_;
   std::vector<Span> spans_;
-  Pieces pieces_;
-  std::vector<RowChange> changes_;
+  Appended<Piece> pieces_;
+  Appended<RowChange> changes_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@ What a target has found interesting stays in build/fuzz/corpus/TARGET; inputs th
 import hashlib
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import time
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(TOP, "build/fuzz")
 TARGETS = ["image_fuzz", "eh_frame_fuzz", "debug_frame_fuzz", "sframe_fuzz", "table_fuzz", "core_fuzz"]
+HANGS = 20  # seconds that no input may take
 TICKS = os.sysconf("SC_CLK_TCK")
 
 PROGRAM = r"""
@@ -101,17 +103,17 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def run(target, seconds):
-    """True if nothing was found. The target ends itself in good order at SIGUSR1."""
+def run_once(target, seconds):
+    """(exit status, seconds used, the log). The target ends itself in good order at SIGUSR1."""
     corpus, seeds = (os.path.join(BUILD, kind, target) for kind in ("corpus", "seeds"))
     findings = os.path.join(BUILD, "findings") + "/"
     for folder in (corpus, seeds, findings):
         os.makedirs(folder, exist_ok=True)
     log_path = os.path.join(BUILD, f"{target}.log")
+    longest = 16384 if target not in ("image_fuzz", "core_fuzz") else 131072
     with open(log_path, "wb") as log:
-        child = subprocess.Popen([os.path.join(BUILD, "tests/fuzz", target), corpus, seeds, "-timeout=20", "-rss_limit_mb=2500",
-                                  "-max_len=16384" if target not in ("image_fuzz", "core_fuzz") else "-max_len=131072",
-                                  f"-artifact_prefix={findings}{target}-", "-print_final_stats=1", "-handle_usr1=1"],
+        child = subprocess.Popen([os.path.join(BUILD, "tests/fuzz", target), corpus, seeds, f"-timeout={HANGS}", f"-max_len={longest}",
+                                  "-rss_limit_mb=2500", f"-artifact_prefix={findings}{target}-", "-print_final_stats=1", "-handle_usr1=1"],
                                  stdout=log, stderr=log)
         used = 0.0
         while child.poll() is None:
@@ -123,18 +125,42 @@ def run(target, seconds):
             if used >= seconds:
                 child.send_signal(signal.SIGUSR1)
                 try:
-                    child.wait(60)
+                    child.wait(120)
                 except subprocess.TimeoutExpired:
                     child.kill()
         status = child.wait()
-    text = read(log_path).decode("utf-8", "replace")
-    executions = re.search(r"stat::number_of_executed_units:\s*(\d+)", text)
-    covered = re.findall(r"cov: (\d+)", text)
-    found = re.findall(r"Test unit written to (\S+)", text)
+    return status, used, read(log_path).decode("utf-8", "replace")
+
+
+def hangs(target, path):
+    """Whether an input that took long on the clock takes long of the processor too; a machine may stand still for others."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_CPU, (HANGS, HANGS))
+    done = subprocess.run([os.path.join(BUILD, "tests/fuzz", target), path, "-timeout=0"], preexec_fn=limit, check=False,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return done.returncode != 0
+
+
+def run(target, seconds):
+    """True if nothing was found."""
+    executions, used, covered, found, stood_still = 0, 0.0, "0", [], 0
+    while True:
+        status, took, text = run_once(target, seconds - used)
+        used += took
+        executions += int((re.findall(r"stat::number_of_executed_units:\s*(\d+)", text) or ["0"])[-1])
+        covered = (re.findall(r"cov: (\d+)", text) or [covered])[-1]
+        new = re.findall(r"Test unit written to (\S+)", text)
+        if len(new) == 1 and "-timeout-" in new[0] and stood_still < 5 and not hangs(target, new[0]):
+            os.remove(new[0])
+            stood_still += 1
+            if used < seconds:
+                continue
+            status, new = 0, []
+        found += new
+        break
     good = status == 0 and executions and not found
-    result = "clean" if good else f"FOUND {' '.join(found) or f'exit status {status}'}, see {log_path}"
-    print(f"{target:<18} {int(executions[1]) if executions else 0:>10} executions in {used:.0f} s of processor time, "
-          f"{covered[-1] if covered else 0:>5} places reached: {result}", flush=True)
+    result = "clean" if good else f"FOUND {' '.join(found) or f'exit status {status}'}, see {BUILD}/{target}.log"
+    print(f"{target:<18} {executions:>10} executions in {used:.0f} s of processor time, {covered:>5} places reached: {result}", flush=True)
     return good
 
 
