@@ -26,6 +26,7 @@ struct Code<X86_64> {
 
   // Bytes from sp to the words of a signal frame.
   static constexpr int kSignalStackBase = 16, kSignalStackSize = 32;
+  static constexpr uint64_t kSignalFrameBytes = 176;  // holds all of these words
   static constexpr int signal_register(unsigned reg) {
     constexpr int kOffset[X86_64::kRegs] = {144, 136, 152, 128, 112, 104, 120, 160, 40,
                                             48,  56,  64,  72,  80,  88,  96,  168};
@@ -90,6 +91,7 @@ struct Code<Aarch64> {
   static constexpr bool kKeyIsSlot = false;
 
   static constexpr int kSignalStackBase = 144, kSignalStackSize = 160;
+  static constexpr uint64_t kSignalFrameBytes = 312 + 8 * Aarch64::kRegs;
   static constexpr int signal_register(unsigned reg) { return 312 + 8 * static_cast<int>(reg); }
 
   static constexpr bool may_end_call(uint64_t before) {

@@ -48,6 +48,8 @@ AddrRange known_stack(ThreadScratch* scratch, uint64_t sp) {
   return fresh;
 }
 
+RowCache* rows_of(const TableArena* arena) { return reinterpret_cast<RowCache*>(arena->row_cache); }
+
 // All that a hit keeps of a stack, if its frames are usual ones that are remembered; 0 otherwise.
 unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange stack, const SiteRegs& regs,
                     uint64_t* out) {
@@ -56,7 +58,7 @@ unsigned walk_usual(const TableArena* arena, const RowCache& rows, AddrRange sta
   UsualState state{regs.pc, regs.sp, regs.rbp, packed_kind(Source::regs_pc, 0, false), stack};
   uint64_t* end = usual_steps<X86_64>(arena, rows, load, own_entries, &state, out, out + kHitFrames);
   bool full = end == out + kHitFrames && !state.ended;
-  if (!(state.ended || full) || !rows.is_of(arena->generation)) return 0;
+  if (!(state.ended || full)) return 0;
   if (full) end[-1] |= pack_frame({.pc = Addr(), .cfa = Addr(), .reason = Reason::buffer_full});  // it was reliable
   return static_cast<unsigned>(end - out);
 }
@@ -89,7 +91,7 @@ WalkStart<X86_64> start_of(const SiteRegs& regs) {
 [[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
                                     const SiteRegs& regs, std::span<Frame> out) {
   RawMemory memory = own_memory(scratch, stack);
-  return walk(arena, &scratch->rows, memory, start_of(regs), out).frames;
+  return walk(arena, rows_of(arena), memory, start_of(regs), out).frames;
 }
 
 }  // namespace
@@ -100,7 +102,7 @@ unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_ret
   RawMemory memory = own_memory(scratch, known_stack(scratch, regs.sp));
   WalkStart<X86_64> start = start_of(regs);
   start.source = Source::caller, start.pc_is_return = pc_is_return;
-  return walk(arena, &scratch->rows, memory, start, out).frames;
+  return walk(arena, rows_of(arena), memory, start, out).frames;
 }
 
 std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
@@ -116,7 +118,8 @@ std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, 
   AddrRange stack = known_stack(scratch, regs.sp);
   auto& walk = scratch->walks[level];
   uint64_t turn = ++scratch->turns[level];
-  unsigned count = walk_usual(arena, scratch->rows, stack, regs, walk.packed);
+  const RowCache* rows = rows_of(arena);
+  unsigned count = rows ? walk_usual(arena, *rows, stack, regs, walk.packed) : 0;
   if (!count) {
     count = walk_any(arena, scratch, stack, regs, walk.frames);
     for (unsigned i = 0; i < count; i++) {

@@ -21,7 +21,6 @@ constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last f
 
 // Lies behind the thread states in AgentControl::thread_area, one for each.
 struct ThreadScratch {
-  RowCache rows;
   AddrRange stacks[3];  // known to be mapped
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;

@@ -42,6 +42,11 @@ struct ImageEntry {
   uint64_t bias;
   uint64_t table_offset;  // 0: no table
   uint64_t text_begin, text_end;  // hull of its executable segments in the target
+  uint64_t flags;  // ImageFlags
+};
+
+enum ImageFlags : uint64_t {
+  kImageStays = 1,  // its text is readable as long as the process lives: who walks there reads it without asking
 };
 
 struct SpecialEntry {
@@ -72,6 +77,8 @@ struct TableArena {
   uint32_t image_count, detour_count, step_count, special_count;
   // sonde's return trampolines in the target, for return-address recovery; 0 where there is no agent
   uint64_t trampolines, entries;
+  // Of core/walk/row_cache.h, in the memory of those who walk: writable, zero when the arena was published. 0: none.
+  uint64_t row_cache;
 };
 
 }  // namespace sonde

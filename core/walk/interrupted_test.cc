@@ -1,5 +1,6 @@
 // Synthetic stacks that begin or pass where execution was interrupted: signal frames, alternate stacks, detours, linkage
 // stubs, calls through null, instructions whose rows are known to lag.
+#include "core/walk/usual_steps.h"
 #include "core/walk/walker.h"
 #include "core/walk/world_test.h"
 
@@ -132,6 +133,81 @@ TEST_CASE_TEMPLATE("walk: a signal frame that leads back on one stack", Isa, X86
   Signal<Isa> w;
   w.raise(w.kWorkSp - w.kFrame, kWork, w.kWorkSp - w.kFrame - 64);
   CHECK(w.walk().reasons() == Reasons{R, Reason::non_progress});
+}
+
+// The short way (usual_steps.h) goes over signal frames as well, where they lead upwards on one stack. Everything else about
+// them is the long way's, which is the truth here.
+TEST_CASE_TEMPLATE("walk: over signal frames the short way shows what the long one shows", Isa, X86_64, Aarch64) {
+  using W = World<Isa>;
+  auto same_as_cold = [](Signal<Isa>& w) {
+    RowCache cache;
+    auto cold = w.walk();
+    for (int i = 0; i < 3; i++) {
+      auto warm = w.walk(&cache);
+      CHECK(warm.result.reason == cold.result.reason);
+      REQUIRE(warm.frames.size() == cold.frames.size());
+      for (size_t f = 0; f < cold.frames.size(); f++) {
+        CHECK(pack_frame(warm.frames[f]) == pack_frame(cold.frames[f]));
+        CHECK(warm.frames[f].cfa == cold.frames[f].cfa);
+      }
+    }
+    return cold;
+  };
+  SUBCASE("whole, and taken at all") {
+    Signal<Isa> w;
+    CHECK(same_as_cold(w).result.whole());
+    RowCache cache;
+    w.walk(&cache);
+    CHECK(cache.find({Addr(kRestorer), true}) == RowCache::kSignalReturn);
+    CHECK(cache.find({Addr(kRestorer), false}) == RowCache::kSignalReturn);
+    AnyMemory memory = w.any_memory();
+    auto load = [&](uint64_t address, uint64_t* value) { return memory.read(Addr(address), value); };
+    UsualState state{w.start.regs.pc().value, w.start.regs.sp().value, 0, packed_kind(Source::regs_pc, 0, false),
+                     w.stacks[0]};
+    uint64_t words[8];
+    CHECK(usual_steps<Isa>(w.arena(), cache, load, true, &state, words, words + 8) - words == 5);
+    CHECK(state.ended);
+  }
+  SUBCASE("cut at each frame") {
+    Signal<Isa> w;
+    RowCache cache;
+    for (int i = 0; i < 2; i++)
+      for (size_t room = 1; room < 6; room++) CHECK(w.walk(&cache, room).reasons() == w.walk(nullptr, room).reasons());
+  }
+  SUBCASE("the interrupted frame has no row: only the pc is certain (S31)") {
+    Signal<Isa> w;
+    w.rows[kWork] = W::gap();
+    CHECK(same_as_cold(w).reasons() == Reasons{R, R, Reason::boundary_next});
+  }
+  SUBCASE("interrupted registers that a later row needs") {
+    constexpr unsigned kOther = Isa::kSaved[1];
+    Signal<Isa> w;
+    w.rows[kMain] = W::row(kOther, 48);
+    uint64_t base = w.kWorkSp + 16;
+    w.word(base + 40, w.in_start), w.word(w.kWorkSp + 32, 0x1234);
+    w.word(w.start.regs.sp().value + 32 + static_cast<uint64_t>(Code<Isa>::signal_register(kOther)), base);
+    w.start.regs.set(kOther, base + 64);  // the handler's own
+    CHECK(same_as_cold(w).result.whole());
+  }
+  SUBCASE("an alternate stack, an odd sp, one that leads back, memory that is not there") {
+    Signal<Isa> w;
+    w.stacks.push_back(kAlternate);
+    fill(w, kAlternate);
+    w.raise(kAlternate.end.value - 0x800, kWork, w.kWorkSp, kAlternate);
+    CHECK(same_as_cold(w).result.whole());
+    Signal<Isa> odd;
+    odd.raise(odd.kWorkSp - odd.kFrame, kWork, odd.kWorkSp + 4);
+    CHECK(!same_as_cold(odd).result.whole());
+    Signal<Isa> back;
+    back.raise(back.kWorkSp - back.kFrame, kWork, back.kWorkSp - back.kFrame - 64);
+    CHECK(same_as_cold(back).result.reason == Reason::non_progress);
+    Signal<Isa> hole;
+    hole.memory.erase(hole.start.regs.sp().value + 32 + static_cast<uint64_t>(Code<Isa>::signal_register(3)));
+    CHECK(same_as_cold(hole).result.reason == Reason::stack_out_of_range);
+    Signal<Isa> end;
+    end.stacks[0].end = end.start.regs.sp() + 32 + 64;
+    CHECK(!same_as_cold(end).result.whole());
+  }
 }
 
 TEST_CASE("walk: interrupted at the restorer's own second instruction") {

@@ -49,7 +49,7 @@ constexpr bool is_simple(const Row& row) {
   return true;
 }
 
-// What a RowCache's reference means, unless it is kOutermost.
+// What a RowCache's reference means, unless it is kOutermost or kSignalReturn.
 inline const Row* row_at(const TableArena* arena, uint32_t reference) {
   return reinterpret_cast<const Row*>(reinterpret_cast<const char*>(arena) + uint64_t{reference} * 4);
 }
@@ -57,25 +57,25 @@ inline const Row* row_at(const TableArena* arena, uint32_t reference) {
 template <class Isa, WalkMemory Memory>
 class Places {
  public:
-  Places(const TableArena* arena, RowCache* cache, Memory& memory) : arena_(arena), cache_(cache), memory_(memory) {
-    if (cache_) cache_->follow(arena->generation);
-  }
+  // cache: null, or that of this arena.
+  Places(const TableArena* arena, RowCache* cache, Memory& memory) : arena_(arena), cache_(cache), memory_(memory) {}
 
   const ArenaView& arena() const { return arena_; }
 
   // sp: of the frame, for what an interrupted instruction says about it. in_detour: its bytes are not those in memory.
-  Place at(CodeAddr code, Addr sp, bool in_detour) {
-    if (cache_ && !in_detour) {
-      uint32_t reference = cache_->find(code, arena_.header().generation);
-      if (reference) return from_cache(code, reference);
-    }
+  // unknown: the cache was asked already. What it is told then is no more than usual steps need.
+  Place at(CodeAddr code, Addr sp, bool in_detour, bool unknown = false) {
+    if (cache_ && !in_detour && !unknown)
+      if (uint32_t reference = cache_->find(code)) return from_cache(code, reference);
+    if constexpr (requires { Memory::load(Addr()); })
+      __builtin_prefetch(reinterpret_cast<const void*>(code.pc.value - 8));  // wanted when the row is found
     Place place = look_up(code);
     if (code.is_return) {
       check_call_before(place);
     } else if (place.kind == Place::Kind::row && !in_detour) {
       check_leaving_insn(place, sp);
     }
-    if (cache_ && !in_detour) to_cache(place);
+    if (cache_ && !in_detour) to_cache(code, place, !unknown);
     return place;
   }
 
@@ -86,20 +86,34 @@ class Places {
     Place place{.code = code};
     place.image = arena_.text(code.lookup());
     if (reference == RowCache::kOutermost) return place.kind = Kind::outermost, place;
+    if (reference == RowCache::kSignalReturn)
+      return place.kind = Kind::signal_return, place.code.is_return = false, place;
     place.kind = Kind::row, place.simple = true;
     place.row = row_at(&arena_.header(), reference);
     return place;
   }
 
-  void to_cache(const Place& place) {
+  void to_cache(CodeAddr asked, const Place& place, bool with_reference) {
     if (place.reason != Reason::reliable || place.engine_entry || place.trap_handler || place.of_this_stack) return;
-    if (place.kind == Kind::outermost)
-      return cache_->keep(place.code, RowCache::kOutermost, UsualRow::kEnd, arena_.header().generation);
+    if (place.kind == Kind::outermost) return cache_->keep(place.code, RowCache::kOutermost, UsualRow::kEnd);
+    if (place.kind == Kind::signal_return) {
+      if (asked.is_return) cache_->keep(place.code, RowCache::kSignalReturn, UsualRow::kSignal);
+      cache_->keep(asked, RowCache::kSignalReturn, UsualRow::kSignal);  // last: the short way sees the newest of one pc
+      return;
+    }
     if (place.kind != Kind::row || !place.simple || !place.image) return;
     uint64_t distance = reinterpret_cast<uint64_t>(place.row) - reinterpret_cast<uint64_t>(&arena_.header());
     if (distance >= RowCache::kMaxDistance || distance % 4) return;
-    cache_->keep(place.code, static_cast<uint32_t>(distance / 4), UsualRow::encode(*place.row, Isa::kSp, Isa::kFp),
-                 arena_.header().generation);
+    uint64_t usual = UsualRow::encode(*place.row, Isa::kSp, Isa::kFp);
+    cache_->keep(place.code, with_reference || !usual ? static_cast<uint32_t>(distance / 4) : 0, usual);
+  }
+
+  // The eight bytes of code at `at`. Text that stays is read directly by the thread whose code it is.
+  bool read_code(const ImageEntry* image, Addr at, uint64_t* value) const {
+    if constexpr (requires { Memory::load(at); })
+      if (image && image->flags & kImageStays && image->text_begin <= at.value && at.value + 8 <= image->text_end)
+        return *value = Memory::load(at), true;
+    return memory_.read(at, value);
   }
 
   Place look_up(CodeAddr code) {
@@ -140,7 +154,8 @@ class Places {
   // is not in a PLT at all: nothing returns into a stub.
   bool apply_plt(Place& place) {
     uint64_t before, at;
-    if (place.code.is_return || !memory_.read(place.code.pc - 8, &before) || !memory_.read(place.code.pc, &at))
+    if (place.code.is_return || !read_code(place.image, place.code.pc - 8, &before) ||
+        !read_code(place.image, place.code.pc, &at))
       return false;
     int words = Code<Isa>::plt_words(before, at);
     if (words < 0) return false;
@@ -151,7 +166,7 @@ class Places {
 
   Place& apply_row(Place& place) {
     bool says_signal = place.row && (place.row->flags & kRowSignalFrame);
-    if ((says_signal || !place.row) && is_signal_return(place.code.pc)) {
+    if ((says_signal || !place.row) && is_signal_return(place.image, place.code.pc)) {
       place.kind = Kind::signal_return, place.code.is_return = false;
       return place;
     }
@@ -172,9 +187,9 @@ class Places {
     return !pushed && !by_frame;
   }
 
-  bool is_signal_return(Addr pc) {
+  bool is_signal_return(const ImageEntry* image, Addr pc) {
     uint64_t at, next;
-    return memory_.read(pc, &at) && memory_.read(pc + 8, &next) && Code<Isa>::is_signal_return(at, next);
+    return read_code(image, pc, &at) && read_code(image, pc + 8, &next) && Code<Isa>::is_signal_return(at, next);
   }
 
   // Negative evidence: a return address that no call put there. What looks like one but is none: the restorer of a signal
@@ -182,7 +197,7 @@ class Places {
   void check_call_before(Place& place) {
     uint64_t before;
     if (place.kind == Kind::signal_return || place.reason == Reason::recovery_failed) return;
-    if (place.image && (!memory_.read(place.code.pc - 8, &before) || Code<Isa>::may_end_call(before))) return;
+    if (place.image && (!read_code(place.image, place.code.pc - 8, &before) || Code<Isa>::may_end_call(before))) return;
     Place exact = look_up({place.code.pc, false});
     bool starts_here = exact.kind == Kind::signal_return || exact.kind == Kind::outermost;
     if (starts_here && exact.reason == Reason::reliable) {
@@ -206,8 +221,8 @@ class Places {
       uint64_t at, top, before;
       bool plain = row.cfa_kind == CfaKind::reg_offset && row.cfa_reg == Isa::kSp && row.cfa_offset == 8;
       if (plain && place.simple && row.saved[0].kind == ValueKind::same) return;
-      if (row.flags & kRowSignalFrame || !memory_.read(place.code.pc, &at)) return;
-      if (memory_.read(place.code.pc - 8, &before) && Code<Isa>::is_eh_return(before, at))
+      if (row.flags & kRowSignalFrame || !read_code(place.image, place.code.pc, &at)) return;
+      if (read_code(place.image, place.code.pc - 8, &before) && Code<Isa>::is_eh_return(before, at))
         place.reason = Reason::special_code;
       if (!Code<Isa>::is_return(at)) return;
       if (plain && row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8) {
@@ -216,7 +231,9 @@ class Places {
         return;
       }
       place.of_this_stack = true;
-      if (!memory_.read(sp, &top) || !arena_.text(Addr(top) - 1) || !memory_.read(Addr(top) - 8, &before)) return;
+      if (!memory_.read(sp, &top)) return;
+      const ImageEntry* image = arena_.text(Addr(top) - 1);
+      if (!image || !read_code(image, Addr(top) - 8, &before)) return;
       if (Code<Isa>::may_end_call(before)) place.reason = Reason::no_table_row;
     }
   }

@@ -1,11 +1,12 @@
-// One thread's memory of which row belongs to which pc: sets of two words each, so that a signal handler that walks in
-// between needs no protocol: a word is read or written whole, and says itself of which pc it speaks. All zero is an empty
-// cache. It only ever holds pcs that passed every check of the walker. Signal-safe.
+// What has been found out about pcs of one arena: a pc that passed every check of the walker, and its row. All threads and
+// handlers of a process share one, in memory that was zero when the arena was published (TableArena::row_cache); it is
+// never emptied, since a new arena has a new one. Signal-safe, no locks: a word is read and written whole and says itself
+// of which pc it speaks. Of two writers at one place at once, one is forgotten.
 //
-//   63       25 24                 1   0
-//  +-----------+--------------------+-----+   reference: (row - arena) / 4, or kOutermost; 0: empty.
-//  | pc >> 8   | reference          |exact|   The set is pc's low byte, mixed with the rest, so that set and tag tell
-//  +-----------+--------------------+-----+   pcs apart exactly; exact: the pc is no return address.
+//   57         31 30     25 24                 1   0    reference: (row - arena) / 4, kOutermost or kSignalReturn; 0:
+//  +-------------+---------+--------------------+-----+ empty. exact: the pc is no return address. The place is pc's bits
+//  | pc >> 20    | pc & 63 | reference          |exact| 5..19, mixed with those above, or the one beside it: place and tag
+//  +-------------+---------+--------------------+-----+ tell pcs apart exactly, and calls near each other lie side by side.
 //
 // Rows that most frames have are kept decoded as well, which spares a walk two dependent loads (UsualRow).
 #pragma once
@@ -23,10 +24,11 @@ namespace sonde {
 //
 //   24      20 19          3  2    1     0
 //  +----------+-------------+-----+-----+-----+   saved: fp is at CFA - 8 * saved; 0: unchanged
-//  | saved    | offset / 8  | end |by fp|exact|   end: nobody called this code; nothing else is set
-//  +----------+-------------+-----+-----+-----+   neither offset nor end: no such row
+//  | saved    | offset / 8  | end |by fp|exact|   end: nobody called this code, offset is 0; or with an offset of 1: sp
+//  +----------+-------------+-----+-----+-----+   stands at the kernel's signal frame. Neither offset nor end: no such row
 struct UsualRow {
   static constexpr uint64_t kExact = 1, kByFp = 2, kEnd = 4, kOffset = 0xffff8, kSaved = 31;
+  static constexpr uint64_t kSignal = kEnd | 8;
   static constexpr unsigned kSavedShift = 20;
 
   static constexpr uint64_t offset(uint64_t bits) { return bits & kOffset; }
@@ -50,68 +52,61 @@ struct UsualRow {
 };
 
 struct RowCache {
-  static constexpr unsigned kSets = 256, kWays = 2, kTagShift = 25, kReferenceBits = 24;
-  static constexpr uint32_t kOutermost = 1;  // no row lies there: the arena begins with its header
+  static constexpr unsigned kPlaceBits = 15, kLowBits = 5, kTagShift = 25, kReferenceBits = 24;
+  static constexpr uint32_t kOutermost = 1, kSignalReturn = 2;  // no row lies there: the arena begins with its header
   static constexpr uint64_t kMaxPc = uint64_t{1} << 47;
   static constexpr uint64_t kMaxDistance = uint64_t{4} << kReferenceBits;  // of a row from the arena's start
   static constexpr uint64_t kExact = UsualRow::kExact;
-  using Words = uint64_t[kWays][kSets];
+  using Words = uint64_t[uint64_t{1} << kPlaceBits];  // beginning at a multiple of 16
 
-  Words usual = {};
+  alignas(64) Words usual = {};
   Words references = {};
-  uint64_t generation = 0;  // of the arena that the words mean
+  uint64_t generation = 0;  // of the arena that the words mean; 0: of the first that comes
 
-  static constexpr uint64_t tag(uint64_t pc) { return pc >> 8; }
-  static constexpr unsigned set(uint64_t pc) { return static_cast<uint8_t>(pc ^ pc >> 8); }
+  static constexpr uint64_t place(uint64_t pc) {
+    return (pc >> kLowBits ^ pc >> (kLowBits + kPlaceBits)) & ((uint64_t{1} << kPlaceBits) - 1);
+  }
+  static constexpr uint64_t beside(uint64_t place) { return place ^ 1; }
+  static constexpr uint64_t tag(uint64_t pc) {
+    constexpr unsigned kBeside = kLowBits + 1;  // the bit that tells places side by side apart is in the tag too
+    return pc >> (kLowBits + kPlaceBits) << kBeside | (pc & ((uint64_t{1} << kBeside) - 1));
+  }
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
 
-  // Whether every word read since the walk of arena `mine` began was of that arena: a handler may have gone over to a
-  // newer one in between. It never goes back.
-  bool is_of(uint64_t mine) const {
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    return __atomic_load_n(&generation, __ATOMIC_RELAXED) == mine;
+  // Whether the words are of the arena with this generation. A cache that nobody has used becomes that arena's.
+  bool is_of(uint64_t mine) {
+    uint64_t whose = __atomic_load_n(&generation, __ATOMIC_RELAXED);
+    if (whose) return whose == mine;
+    return __atomic_compare_exchange_n(&generation, &whose, mine, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
+           whose == mine;
   }
 
   // The reference of the row, 0 if it is not known.
-  uint32_t find(CodeAddr code, uint64_t mine) const {
+  uint32_t find(CodeAddr code) const {
     const uint64_t pc = code.pc.value, exact = code.is_return ? 0 : kExact;
-    for (const auto& way : references) {
-      uint64_t word = load(way[set(pc)]);
+    for (uint64_t at : {place(pc), beside(place(pc))}) {
+      uint64_t word = load(references[at]);
       if (word >> kTagShift != tag(pc) || (word & kExact) != exact) continue;
-      return is_of(mine) ? static_cast<uint32_t>(word >> 1 & ((1u << kReferenceBits) - 1)) : 0;
+      return static_cast<uint32_t>(word >> 1 & ((1u << kReferenceBits) - 1));
     }
     return 0;
   }
 
-  // `decoded`: the row as a UsualRow, without kExact; 0: it is none.
-  void keep(CodeAddr code, uint32_t reference, uint64_t decoded, uint64_t mine) {
+  // `decoded`: the row as a UsualRow, without kExact; 0: it is none. reference 0: that one alone.
+  void keep(CodeAddr code, uint32_t reference, uint64_t decoded) {
     const uint64_t pc = code.pc.value, base = tag(pc) << kTagShift | (code.is_return ? 0 : kExact);
-    if (pc >= kMaxPc || !is_of(mine)) return;
-    put(references, set(pc), base | uint64_t{reference} << 1);
-    if (decoded) put(usual, set(pc), base | decoded);
-    if (is_of(mine)) return;
-    for (unsigned way = 0; way < kWays; way++) clear(references[way][set(pc)]), clear(usual[way][set(pc)]);
-  }
-
-  // Empties the cache if it was filled from another arena. A handler that interrupts this sees the new generation only
-  // after the words are empty, and repeats the work at worst.
-  void follow(uint64_t arena_generation) {
-    if (__atomic_load_n(&generation, __ATOMIC_RELAXED) == arena_generation) return;
-    for (unsigned way = 0; way < kWays; way++)
-      for (unsigned i = 0; i < kSets; i++) clear(references[way][i]), clear(usual[way][i]);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    __atomic_store_n(&generation, arena_generation, __ATOMIC_RELAXED);
+    if (pc >= kMaxPc) return;
+    if (reference) put(references, place(pc), base | uint64_t{reference} << 1);
+    put(usual, place(pc), base | decoded);  // no usual row: says that there is a reference
   }
 
  private:
-  static void clear(uint64_t& word) { __atomic_store_n(&word, 0, __ATOMIC_RELAXED); }
-
-  // The newest word of a set stands first.
-  static void put(Words& words, unsigned at, uint64_t word) {
+  // The newest word stands at its place, the one before it beside that.
+  static void put(Words& words, uint64_t at, uint64_t word) {
     constexpr uint64_t kWhose = ~uint64_t{0} << kTagShift | kExact;
-    uint64_t first = load(words[0][at]);
-    if ((first ^ word) & kWhose) __atomic_store_n(&words[1][at], first, __ATOMIC_RELAXED);
-    __atomic_store_n(&words[0][at], word, __ATOMIC_RELAXED);
+    uint64_t first = load(words[at]);
+    if (first && (first ^ word) & kWhose) __atomic_store_n(&words[beside(at)], first, __ATOMIC_RELAXED);
+    __atomic_store_n(&words[at], word, __ATOMIC_RELAXED);
   }
 };
 

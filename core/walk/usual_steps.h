@@ -17,6 +17,7 @@ struct UsualState {
   uint64_t pc, sp, fp;
   uint64_t kind;  // of that frame: packed, without its pc
   AddrRange stack;  // holds sp
+  bool unknown = false;  // the cache knows nothing of pc
   bool ended = false;  // the frame shown last is the outermost; nothing else means anything then
 };
 
@@ -43,15 +44,34 @@ inline bool foreseen(const uint64_t* out, uint64_t* pc) {
   return true;
 }
 
-// Shows frames from `out` on, to `last` at most. Returns behind the last one shown. `cache` is that of the arena, and the
-// result holds only if it still is afterwards (RowCache::is_of). load(address, *value): words of the stack, and of the
-// return entries if `recover`; false if they cannot be read.
+// The step over a signal frame at sp, if it leads on upwards on the same stack: the interrupted pc, sp and frame pointer.
+// What the long way would read must be readable here as well.
+template <class Isa, class Load>
+inline bool over_signal_frame(Load load, uint64_t end, uint64_t* pc, uint64_t* sp, uint64_t* fp) {
+  uint64_t base, size, interrupted, its_pc, its_fp, other;
+  const uint64_t frame = *sp;
+  auto saved = [&](unsigned reg) { return frame + static_cast<uint64_t>(Code<Isa>::signal_register(reg)); };
+  if (end - frame < Code<Isa>::kSignalFrameBytes) return false;
+  for (unsigned reg = 0; reg < Isa::kRegs; reg++)
+    if (!load(saved(reg), &other)) return false;
+  if (!load(saved(Isa::kPc), &its_pc) || !load(saved(Isa::kSp), &interrupted) || !load(saved(Isa::kFp), &its_fp)) return false;
+  if (!load(frame + Code<Isa>::kSignalStackBase, &base) || !load(frame + Code<Isa>::kSignalStackSize, &size)) return false;
+  if (interrupted <= frame || interrupted > end || interrupted % 8) return false;
+  if (frame - base < size && interrupted - base >= size) return false;  // off an alternate stack
+  *pc = its_pc, *sp = interrupted, *fp = its_fp;
+  return true;
+}
+
+// Shows frames from `out` on, to `last` at most. Returns behind the last one shown. `cache` is that of the arena.
+// load(address, *value): words of the stack, and of the return entries if `recover`; false if they cannot be read.
 template <class Isa, class Out, class Load>
 [[gnu::always_inline]] inline Out* usual_steps(const TableArena* arena, const RowCache& cache, Load load, bool recover,
                                                UsualState* state, Out* out, const Out* last) {
   constexpr uint64_t kHookBytes = uint64_t{kTrampolines} * kTrampolineStride;
   constexpr uint64_t kCaller = packed_kind(Source::frame, 0, true);
   constexpr uint64_t kHookedCaller = packed_kind(Source::frame, kRecoveredReturn, true);
+  constexpr uint64_t kInterrupted = packed_kind(Source::regs_pc, 0, false);
+  constexpr uint64_t kReturnBit = packed_kind(Source::frame, 0, true);
   constexpr uint64_t kEnded = pack_frame({.pc = Addr(), .cfa = Addr(), .reason = Reason::end});
   uint64_t pc = state->pc, sp = state->sp, fp = state->fp, kind = state->kind;
   uint64_t exact = unpack_frame(kind).is_return ? 0 : UsualRow::kExact;
@@ -62,14 +82,25 @@ template <class Isa, class Out, class Load>
   if (sp % 8) return out;
   for (; out != last; out++) {
     alike = alike && foreseen(out, &pc);
-    const unsigned set = RowCache::set(pc);
-    uint64_t word = RowCache::load(cache.usual[0][set]);
+    const uint64_t place = RowCache::place(pc);
+    uint64_t word = RowCache::load(cache.usual[place]);
     if (__builtin_expect(word >> RowCache::kTagShift != RowCache::tag(pc), 0)) {
-      word = RowCache::load(cache.usual[1][set]);
-      if (word >> RowCache::kTagShift != RowCache::tag(pc)) break;
+      word = RowCache::load(cache.usual[RowCache::beside(place)]);
+      if (word >> RowCache::kTagShift != RowCache::tag(pc)) {
+        state->unknown = true;
+        break;
+      }
     }
     if (__builtin_expect((word & (UsualRow::kEnd | UsualRow::kExact)) != exact, 0)) {
       if ((word & UsualRow::kExact) != exact) break;
+      if (word & UsualRow::kSignal & UsualRow::kOffset) {
+        uint64_t its_pc, its_sp = sp, its_fp;  // not pc, sp and fp themselves: those stay in registers
+        if (!over_signal_frame<Isa>(load, end, &its_pc, &its_sp, &its_fp)) break;
+        show_usual(out, pc, its_sp, kind & ~kReturnBit);
+        pc = its_pc, sp = its_sp, fp = its_fp;
+        kind = kInterrupted, exact = UsualRow::kExact;
+        continue;
+      }
       show_usual(out, pc, 0, kind | kEnded);
       state->ended = true;
       return out + 1;

@@ -2,6 +2,7 @@
 // damaged and cut. The truth is the walk without a cache, which knows no short way; whole frames are compared, CFA included.
 #include "core/walk/usual_steps.h"
 
+#include <memory>
 #include <random>
 
 #include "core/isa/aarch64.h"
@@ -138,11 +139,11 @@ TEST_CASE_TEMPLATE("walk: the short way shows what the long one shows, whatever 
   for (unsigned seed = 0; seed < 400; seed++) {
     CAPTURE(seed);
     Random<Isa> w(seed);
-    RowCache cache;
+    auto cache = std::make_unique<RowCache>();
     auto compare = [&](size_t room) {
       auto truth = w.walk(nullptr, room);
       for (int i = 0; i < 2; i++) {
-        auto seen = w.walk(&cache, room);
+        auto seen = w.walk(cache.get(), room);
         if (same<Isa>(seen, truth) || different++) continue;
         CHECK(seen.pcs() == truth.pcs());
         CHECK((seen.reasons() == truth.reasons()));
@@ -157,7 +158,7 @@ TEST_CASE_TEMPLATE("walk: the short way shows what the long one shows, whatever 
                        packed_kind(Source::regs_pc, 0, false), w.stacks[0]};
       for (int i = 0; i < 2 && w.stacks[0].contains(w.start.regs.sp()); i++) {
         UsualState state = first;
-        uint64_t* end = usual_steps<Isa>(w.arena(), cache, load, true, &state, words, words + 64);
+        uint64_t* end = usual_steps<Isa>(w.arena(), *cache, load, true, &state, words, words + 64);
         bool wrong = state.ended && static_cast<size_t>(end - words) != truth.frames.size();
         for (uint64_t* word = words; word != end; word++) wrong |= *word != pack_frame(truth.frames[word - words]);
         different += wrong;
@@ -166,7 +167,7 @@ TEST_CASE_TEMPLATE("walk: the short way shows what the long one shows, whatever 
     };
     compare(64);
     w.hook_some();
-    w.generation++;
+    w.generation++, cache = std::make_unique<RowCache>();
     compare(64);
     compare(1 + w.roll(8));
     w.start.max_frames = 2, compare(64), w.start.max_frames = ~0u;
@@ -268,37 +269,60 @@ TEST_CASE_TEMPLATE("walk: registers that usual rows do not need are there for a 
       RowCache cache;
       for (int i = 0; i < 3; i++) CHECK(same<Isa>(w.walk(&cache), truth));
       // Also if only the decoded row is still known.
-      for (auto& way : cache.references)
-        for (uint64_t& word : way) word = 0;
+      for (uint64_t& word : cache.references) word = 0;
       CHECK(same<Isa>(w.walk(&cache), truth));
     }
 }
 
-TEST_CASE(
-    "row cache: two pcs of one set live together, a third takes the older one's place, and each says whose it is") {
+TEST_CASE("row cache: two pcs of one place live together, a third takes the older one's, and each says whose it is") {
   RowCache cache;
-  cache.follow(7);
-  auto pc = [](uint64_t high) { return CodeAddr{Addr(high << 16 | 0x42), true}; };
+  auto pc = [](uint64_t high) { return CodeAddr{Addr(high << 36 | high << 20 | (0x42 ^ high) << 5 | 3), true}; };
   CodeAddr a = pc(1), b = pc(2), c = pc(3);
-  REQUIRE(RowCache::set(a.pc.value) == RowCache::set(b.pc.value));
-  REQUIRE(RowCache::set(a.pc.value) == RowCache::set(c.pc.value));
-  cache.keep(a, 11, 0, 7), cache.keep(b, 22, 0, 7);
-  CHECK(cache.find(a, 7) == 11);
-  CHECK(cache.find(b, 7) == 22);
-  cache.keep(c, 33, 0, 7);
-  CHECK(cache.find(a, 7) == 0);
-  CHECK(cache.find(b, 7) == 22);
-  CHECK(cache.find(c, 7) == 33);
-  CHECK(cache.find({c.pc, false}, 7) == 0);
-  CHECK(cache.find(c, 8) == 0);
-  cache.keep({c.pc, false}, 44, 0, 7);
-  CHECK(cache.find(c, 7) == 33);
-  CHECK(cache.find({c.pc, false}, 7) == 44);
-  cache.keep(a, 55, 0, 6);  // of an arena that is not this cache's
-  CHECK(cache.find(a, 7) == 0);
-  cache.follow(8);
-  CHECK(cache.find(c, 8) == 0);
-  CHECK(cache.find({Addr(0), true}, 8) == 0);
+  REQUIRE(RowCache::place(a.pc.value) == RowCache::place(b.pc.value));
+  REQUIRE(RowCache::place(a.pc.value) == RowCache::place(c.pc.value));
+  cache.keep(a, 11, 0), cache.keep(b, 22, 0);
+  CHECK(cache.find(a) == 11);
+  CHECK(cache.find(b) == 22);
+  cache.keep(c, 33, 0);
+  CHECK(cache.find(a) == 0);
+  CHECK(cache.find(b) == 22);
+  CHECK(cache.find(c) == 33);
+  CHECK(cache.find({c.pc, false}) == 0);
+  cache.keep({c.pc, false}, 44, 0);
+  CHECK(cache.find(c) == 33);
+  CHECK(cache.find({c.pc, false}) == 44);
+  CHECK(cache.find({c.pc + 1, true}) == 0);
+  CHECK(cache.find({Addr(0), true}) == 0);
+  cache.keep({Addr(RowCache::kMaxPc | c.pc.value), true}, 55, 0);  // no address of code
+  CHECK(cache.find(c) == 33);
+}
+
+TEST_CASE("row cache: neighbours do not drive each other out") {
+  RowCache cache;
+  for (uint32_t i = 0; i < 1u << RowCache::kPlaceBits; i++)
+    cache.keep({Addr(0x400000 + (i << RowCache::kLowBits)), true}, i + 3, 8);
+  for (uint32_t i = 0; i < 1u << RowCache::kPlaceBits; i++)
+    if (cache.find({Addr(0x400000 + (i << RowCache::kLowBits)), true}) != i + 3) FAIL("lost: ", i);
+}
+
+TEST_CASE("row cache: place and tag tell any two pcs apart") {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 200000; i++) {
+    uint64_t a = random() % RowCache::kMaxPc,
+             b = a ^ uint64_t { 1 } << random() % 47 ^ (i % 2 ? uint64_t{1} << random() % 47 : 0);
+    uint64_t at = RowCache::place(a);
+    bool same = RowCache::tag(a) == RowCache::tag(b) &&
+                (at == RowCache::place(b) || RowCache::beside(at) == RowCache::place(b));
+    if (same != (a == b)) FAIL("taken for each other: ", a, " ", b);
+    if (RowCache::tag(a) >> (64 - RowCache::kTagShift)) FAIL("a tag that does not fit: ", a);
+  }
+}
+
+TEST_CASE("row cache: belongs to the first arena that uses it") {
+  RowCache cache;
+  CHECK(cache.is_of(7));
+  CHECK(cache.is_of(7));
+  CHECK(!cache.is_of(8));
 }
 
 }  // namespace sonde::test

@@ -38,12 +38,13 @@ class Walker {
     on_stack_ = memory_.stack_at(sp(), &stack_);
     unsigned limit = start.max_frames < out_.size() ? start.max_frames : static_cast<unsigned>(out_.size());
     for (;;) {
+      bool unknown = false;
       if (result_.frames < limit && may_remember()) {
-        if (usual(limit)) return result_;
-        if (result_.frames < limit && remembered_step()) continue;
+        if (usual(limit, &unknown)) return result_;
+        if (!unknown && result_.frames < limit && remembered_step()) continue;
       }
       leave_detour();
-      Place place = places_.at(code_, sp(), next_.recovered & kInDetour);
+      Place place = places_.at(code_, sp(), next_.recovered & kInDetour, unknown);
       if (result_.frames == limit) return cut(limit == out_.size() ? Reason::buffer_full : Reason::depth_limit);
       Frame& frame = show(place);
       if (place.kind == Place::Kind::outermost && is_reliable(frame.reason)) return end(frame);
@@ -84,9 +85,11 @@ class Walker {
 
   // Shows the frames up to the first that is not usual and makes regs_ that one's, but for the registers that no usual
   // row needs: catch_up() finds them if they are wanted. True: the walk has ended.
-  bool usual(unsigned limit) {
+  // *unknown: the cache knows nothing of the frame to come.
+  bool usual(unsigned limit, bool* unknown) {
     if (!regs_.has(Isa::kFp)) return false;
     const unsigned before = result_.frames;
+    const Addr before_sp = sp();
     UsualState state{code_.pc.value, sp().value, regs_.get(Isa::kFp),
                      packed_kind(next_.source, next_.recovered, code_.is_return), stack_};
     Frame* last;
@@ -98,27 +101,38 @@ class Walker {
       auto load = [this](uint64_t at, uint64_t* value) { return memory_.read(Addr(at), value); };
       last = usual_steps<Isa>(arena_, *cache_, load, true, &state, &out_[before], out_.data() + limit);
     }
-    if (last == &out_[before] || !cache_->is_of(arena_->generation)) return false;
+    *unknown = state.unknown;
+    if (last == &out_[before]) return false;
     result_.frames = static_cast<unsigned>(last - out_.data());
     if (state.ended) return result_.reason = Reason::end, true;
-    if (behind_from_ == kNotBehind) behind_from_ = before;
+    if (behind_from_ == kNotBehind) behind_from_ = before, behind_sp_ = before_sp;
     behind_to_ = result_.frames;
     regs_.set(Isa::kPc, state.pc), regs_.set(Isa::kSp, state.sp), regs_.set(Isa::kFp, state.fp);
-    code_ = {Addr(state.pc), true};
+    const Frame to_come = unpack_frame(state.kind);
+    code_ = {Addr(state.pc), to_come.is_return};
     next_ = Next{};
-    next_.recovered = unpack_frame(state.kind).recovered;
+    next_.source = to_come.source, next_.recovered = to_come.recovered;
+    next_.exact = next_.over_signal = !to_come.is_return;  // only a signal frame leads to such a pc
     return false;
   }
 
   // Registers other than sp and fp, through the frames that usual() has shown.
   void catch_up() {
     if (behind_from_ == kNotBehind) return;
-    for (; behind_from_ < behind_to_; behind_from_++) {
+    for (; behind_from_ < behind_to_; behind_sp_ = out_[behind_from_++].cfa) {
       const Frame& frame = out_[behind_from_];
-      uint32_t reference = cache_->find(frame.code(), arena_->generation);
-      const Row* row = reference > RowCache::kOutermost
-                           ? row_at(arena_, reference)
-                           : places_.at(frame.code(), Addr(), false).row;  // a handler took its place
+      uint32_t reference = cache_->find(frame.code());
+      const Row* row = nullptr;
+      if (reference > RowCache::kSignalReturn) {
+        row = row_at(arena_, reference);
+      } else {
+        Place place = places_.at(frame.code(), Addr(), false);  // if nothing is remembered, a handler took its place
+        if (place.kind == Kind::signal_return) {
+          interrupted_registers(behind_sp_);
+          continue;
+        }
+        row = place.row;
+      }
       regs_.valid &= kKept<Isa>;
       if (!row) {  // the frame is not the one that was shown: a handler has gone on to another stack, and this walk waited
         result_.reason = Reason::no_table_row;
@@ -128,6 +142,16 @@ class Walker {
       for (unsigned i = 1; i < Isa::kSaved.size(); i++) restore(i, *row, frame.cfa);
     }
     behind_from_ = kNotBehind;
+  }
+
+  // All registers that the signal frame at `frame` holds, but for pc, sp and the frame pointer.
+  void interrupted_registers(Addr frame) {
+    for (unsigned reg = 0; reg < Isa::kRegs; reg++) {
+      if (reg == Isa::kPc || reg == Isa::kSp || reg == Isa::kFp) continue;
+      uint64_t value;
+      if (load(frame + Code<Isa>::signal_register(reg), &value)) regs_.set(reg, value);
+      else regs_.valid &= ~(uint64_t{1} << reg);
+    }
   }
 
   static constexpr uint64_t saved_bits() {
@@ -148,8 +172,8 @@ class Walker {
   // One step by any other row of the cache. False, with nothing changed, if anything is unusual: the long way finds the
   // reason.
   bool remembered_step() {
-    uint32_t reference = cache_->find(code_, arena_->generation);
-    if (reference <= RowCache::kOutermost) return false;
+    uint32_t reference = cache_->find(code_);
+    if (reference <= RowCache::kSignalReturn) return false;
     catch_up();
     const Row& row = *row_at(arena_, reference);
     uint64_t cfa = regs_.get(row.cfa_reg) + static_cast<uint64_t>(int64_t{row.cfa_offset}), value;
@@ -425,6 +449,7 @@ class Walker {
   AddrRange left_[kMaxLeftStacks];
   unsigned left_count_ = 0;
   unsigned behind_from_ = kNotBehind, behind_to_ = 0;  // frames that catch_up() has still to go through
+  Addr behind_sp_;  // where the first of them was entered
   bool on_stack_ = false;
   bool failed_ = false;
   bool was_trap_handler_ = false;
@@ -435,6 +460,7 @@ class Walker {
 template <class Isa, WalkMemory Memory>
 WalkResult walk(const TableArena* arena, RowCache* cache, Memory& memory, const WalkStart<Isa>& start,
                 std::span<Frame> out) {
+  if (cache && !cache->is_of(arena->generation)) cache = nullptr;
   return Walker<Isa, Memory>(arena, cache, memory, out).run(start);
 }
 

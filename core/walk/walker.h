@@ -40,7 +40,8 @@ struct WalkResult {
   bool whole() const { return reason == Reason::end; }
 };
 
-// `arena` describes the target, in whatever memory this code reads directly; `cache` may be null.
+// `arena` describes the target, in whatever memory this code reads directly; `cache` may be null;
+// one of another arena is not used.
 template <class Isa, WalkMemory Memory>
 WalkResult walk(const TableArena* arena, RowCache* cache, Memory& memory, const WalkStart<Isa>& start,
                 std::span<Frame> out);

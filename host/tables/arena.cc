@@ -33,6 +33,17 @@ class Bytes {
   std::vector<uint8_t> bytes_;
 };
 
+// One piece of text, from the file as a whole: no gap in it, nothing in it that reading could stumble over.
+bool readable_text(const Image& image) {
+  const Segment* text = nullptr;
+  for (const Segment& segment : image.segments()) {
+    if (!segment.executable) continue;
+    if (text || !segment.readable) return false;
+    text = &segment;
+  }
+  return text && text->range.size() == text->file_size;
+}
+
 ImageEntry entry_of(const ArenaImage& image) {
   ImageEntry entry{};
   const LoadedImage& loaded = image.loaded;
@@ -44,6 +55,7 @@ ImageEntry entry_of(const ArenaImage& image) {
     entry.text_end = std::max(entry.text_end, loaded.to_target(segment.range.end).value);
   }
   if (entry.text_end == 0) entry.text_begin = 0;
+  if (image.stays && readable_text(*loaded.image)) entry.flags = kImageStays;
   return entry;
 }
 
@@ -121,6 +133,7 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input) {
   arena.step_count = static_cast<uint32_t>(steps.size());
   arena.special_count = static_cast<uint32_t>(specials.size());
   arena.trampolines = input.trampolines.value, arena.entries = input.entries.value;
+  arena.row_cache = input.row_cache.value;
   arena.images_offset = out.append(images);
   arena.detours_offset = out.append(detours);
   arena.steps_offset = out.append(steps);

@@ -9,6 +9,7 @@
 
 #include "core/isa/x86_64_detour.h"
 #include "core/probe/control.h"
+#include "core/walk/row_cache.h"
 #include "host/tables/arena.h"
 #include "host/target/agent_view.h"
 #include "host/target/target.h"
@@ -54,7 +55,7 @@ ArenaInput Target::arena_input() const {
   for (const TargetImage& image : images_) {
     if (image.gone) continue;
     input.specials.insert(input.specials.end(), image.specials.begin(), image.specials.end());
-    if (options_.stacks) input.images.push_back({image.loaded, image.table});
+    if (options_.stacks) input.images.push_back({image.loaded, image.table, image.stays});
   }
   for (uint32_t i = 0; i < sites_.size(); i++)
     if (!sites_[i].gone && sites_[i].plan.method != Method::refused && !sites_[i].plan.steps.empty()) {
@@ -66,11 +67,35 @@ ArenaInput Target::arena_input() const {
   return input;
 }
 
+// Large ones in large pages, if the kernel gives any: a first walk looks here and there in all of it.
+Result<Addr> Target::map_block(Tracee& tracee, uint64_t size) {
+  constexpr uint64_t kHuge = uint64_t{2} << 20, kWorthIt = kHuge / 2;
+  bool large = size >= kWorthIt;
+  if (large) size = (size + 2 * kHuge - 1) & ~(kHuge - 1);
+  Addr at = SONDE_TRY(map(tracee, Addr(), size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1));
+  if (!large) return at;
+  Addr block((at.value + kHuge - 1) & ~(kHuge - 1));
+  SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {block.value, (size - kHuge) & ~(kHuge - 1), MADV_HUGEPAGE}));
+  return block;
+}
+
+// Each block has memory of its own for what walks find out by it. That of the block before is given back: a handler that
+// is still reading there finds nothing, as in the beginning.
 Result<void> Target::publish_tables(Tracee& tracee) {
-  std::vector<uint8_t> arena = SONDE_TRY(build_arena(arena_input()));
-  Addr block = SONDE_TRY(map(tracee, Addr(), arena.size(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1));
+  ArenaInput input = arena_input();
+  const Addr old_cache = row_cache_;
+  if (options_.stacks) {
+    input.row_cache = row_cache_ = SONDE_TRY(
+        map(tracee, Addr(), sizeof(RowCache), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1));
+    SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {row_cache_.value, sizeof(RowCache), MADV_DONTDUMP}));
+  }
+  std::vector<uint8_t> arena = SONDE_TRY(build_arena(input));
+  Addr block = SONDE_TRY(map_block(tracee, arena.size()));
   SONDE_TRY_VOID(tracee.write(block, arena));
-  return tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, tables), block.value);
+  SONDE_TRY_VOID(tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, tables), block.value));
+  if (old_cache)
+    SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {old_cache.value, sizeof(RowCache), MADV_DONTNEED}));
+  return {};
 }
 
 }  // namespace sonde::host

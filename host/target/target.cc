@@ -80,6 +80,7 @@ Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* sess
 Result<void> Target::update(Tracee& tracee, const Selector& select) {
   std::vector<LoadedImage> now = SONDE_TRY(loaded_images(pid_, &problems_));
   bool changed = false;
+  const bool from_start = options_.launched && images_.empty();
   for (uint32_t i = 0; i < images_.size(); i++) {
     TargetImage& known = images_[i];
     if (known.gone) continue;
@@ -94,7 +95,7 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
                              [&](const TargetImage& i) { return !i.gone && same_file(i.loaded, loaded); });
     if (known) continue;
     uint32_t index = static_cast<uint32_t>(images_.size());
-    images_.push_back({loaded});
+    images_.push_back({.loaded = loaded, .stays = from_start});
     find_tables(images_.back());
     changed = true;
     if (loaded.bias == agent_bias_) continue;

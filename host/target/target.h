@@ -23,6 +23,7 @@ namespace sonde::host {
 struct TargetImage {
   LoadedImage loaded;
   bool gone = false;  // unloaded since
+  bool stays = false;  // there from the program's first instruction on: loaders never unload such
   SharedTable table = {};                 // with TargetOptions::stacks
   std::vector<ArenaSpecial> specials = {};   // those of the agent always, others with stacks
 };
@@ -51,6 +52,7 @@ struct TargetOptions {
   bool stacks = false;  // a stack per hit
   bool sum = false;  // calls are summed up in the target
   bool allow_traps = false;  // where no jump fits, if the process can have them (host/plan/trap_safety.h)
+  bool launched = true;  // install() comes before the program's first instruction
   bool force_traps = false;  // for every function; an error if the process cannot have them
 };
 
@@ -104,6 +106,7 @@ class Target {
   Result<std::map<uint32_t, uint32_t>> event_functions(Tracee& tracee, const LoadedImage& loaded);
   Result<void> publish_unwinders(Tracee& tracee);
   Result<void> publish_tables(Tracee& tracee);
+  Result<Addr> map_block(Tracee& tracee, uint64_t size);
   void find_tables(TargetImage& image) const;
   ArenaInput arena_input() const;
   Result<std::vector<AddrRange>> used_ranges() const;
@@ -113,6 +116,7 @@ class Target {
   uint64_t agent_bias_ = 0;
   std::string program_;
   Addr syscall_;
+  Addr row_cache_;  // of the block published last
   TargetOptions options_;
   SessionHeader* session_ = nullptr;
   std::vector<TargetImage> images_;
