@@ -22,6 +22,7 @@ struct Code;
 template <>
 struct Code<X86_64> {
   static constexpr uint64_t kSignatureBits = 0;
+  static constexpr unsigned kSystemResult = X86_64::rax;
   static constexpr bool kKeyIsSlot = true;
 
   // Bytes from sp to the words of a signal frame.
@@ -88,6 +89,7 @@ struct Code<X86_64> {
 template <>
 struct Code<Aarch64> {
   static constexpr uint64_t kSignatureBits = 0xff7f000000000000;
+  static constexpr unsigned kSystemResult = Aarch64::x0;
   static constexpr bool kKeyIsSlot = false;
 
   static constexpr int kSignalStackBase = 144, kSignalStackSize = 160;

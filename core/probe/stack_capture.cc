@@ -2,6 +2,7 @@
 
 #include "core/probe/entries.h"
 #include "core/probe/safe_read.h"
+#include "core/walk/arena_view.h"
 #include "core/walk/usual_steps.h"
 #include "core/walk/walker.h"
 
@@ -113,7 +114,7 @@ std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, con
 }
 
 std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
-  const TableArena* arena = __atomic_load_n(&sonde_agent_control.tables, __ATOMIC_ACQUIRE);
+  const TableArena* arena = current_arena(sonde_agent_control.tables);
   if (!arena) return {};
   AddrRange stack = known_stack(scratch, regs.sp);
   auto& walk = scratch->walks[level];

@@ -35,6 +35,7 @@ enum class SpecialKind : uint32_t {
   detour,
   unreliable,        // known hand-written code without an exemption
   trap_handler,      // sonde's own: sonde_trap; a pc it interrupted stands one byte behind the trap
+  clone_return,      // behind clone's system call: the child stands there on its new stack by its parent's rows
 };
 
 struct ImageEntry {
@@ -43,6 +44,10 @@ struct ImageEntry {
   uint64_t table_offset;  // 0: no table
   uint64_t text_begin, text_end;  // hull of its executable segments in the target
   uint64_t flags;  // ImageFlags
+  // The special code in its text: entries [first_special, first_special + special_count). At special_index, for each
+  // 1 << special_shift bytes of text and for its end: how many of them end at or before there (uint32_t). 0: no index.
+  uint32_t first_special, special_count;
+  uint64_t special_index, special_shift;
 };
 
 enum ImageFlags : uint64_t {

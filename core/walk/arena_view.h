@@ -7,6 +7,15 @@
 
 namespace sonde {
 
+// A process has one place that holds the arena its walks use. What was written into an arena, its special ranges and their
+// number among it, is seen by whoever finds it there; an arena is never changed after that (semantics: S23).
+inline const TableArena* current_arena(const TableArena* const& place) {
+  return __atomic_load_n(&place, __ATOMIC_ACQUIRE);
+}
+inline void publish_arena(const TableArena*& place, const TableArena* arena) {
+  __atomic_store_n(&place, arena, __ATOMIC_RELEASE);
+}
+
 class ArenaView {
  public:
   explicit ArenaView(const TableArena* arena) : arena_(arena) {}
@@ -17,6 +26,20 @@ class ArenaView {
   const ImageEntry* image(Addr pc) const { return holding<ImageEntry>(arena_->images_offset, arena_->image_count, pc); }
   const SpecialEntry* special(Addr pc) const {
     return holding<SpecialEntry>(arena_->specials_offset, arena_->special_count, pc);
+  }
+  // The same for a pc in the text of an image, in a time that does not depend on how many there are (semantics: S21).
+  const SpecialEntry* special(const ImageEntry& image, Addr pc) const {
+    if (!image.special_index) return special(pc);
+    const auto* entries = at<SpecialEntry>(arena_->specials_offset) + image.first_special;
+    const uint32_t* index = at<uint32_t>(image.special_index) + ((pc.value - image.text_begin) >> image.special_shift);
+    uint32_t first = index[0], count = index[1] - first;
+    while (count) {  // those before `first` end at or before pc, those from first + count on do not
+      uint32_t half = count / 2;
+      bool before = entries[first + half].end <= pc.value;
+      first += before ? half + 1 : 0;
+      count = before ? count - half - 1 : half;
+    }
+    return first < image.special_count && entries[first].begin <= pc.value ? &entries[first] : nullptr;
   }
   const DetourEntry* detour(Addr pc) const {
     return holding<DetourEntry>(arena_->detours_offset, arena_->detour_count, pc);

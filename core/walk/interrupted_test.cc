@@ -210,6 +210,29 @@ TEST_CASE_TEMPLATE("walk: over signal frames the short way shows what the long o
   }
 }
 
+TEST_CASE_TEMPLATE("walk: behind clone's system call the result tells parent and child apart", Isa, X86_64, Aarch64) {
+  Signal<Isa> w;
+  w.at(kWork, w.kWorkSp);
+  if (!w.kX86)
+    w.rows[kWork] = World<Isa>::row(Isa::kSp, 16), w.word(w.kWorkSp + 8, w.in_main), w.word(w.kWorkSp + 40, w.in_start);
+  w.specials = {{kWork, kWork + 16, static_cast<uint32_t>(SpecialKind::clone_return), 0}};
+  RowCache cache;
+  for (int i = 0; i < 2; i++) {
+    w.start.regs.set(Code<Isa>::kSystemResult, 4711);
+    CHECK(w.walk(&cache).pcs() == Pcs{kWork, w.in_main, w.in_start});
+    CHECK(w.walk(&cache).result.whole());
+    w.start.regs.set(Code<Isa>::kSystemResult, 0);
+    CHECK(w.walk(&cache).pcs() == Pcs{kWork});
+    CHECK(w.walk(&cache).result.whole());
+    w.start.regs.forget(Code<Isa>::kSystemResult);
+    CHECK(w.walk(&cache).reasons()[0] == Reason::special_code);
+  }
+  w.start.regs.set(Code<Isa>::kSystemResult, 4711);
+  w.start.pc_is_return = true;
+  w.call_site(kWork + 8), w.at(kWork + 8, w.kWorkSp);
+  CHECK(w.walk().reasons()[0] == Reason::special_code);
+}
+
 TEST_CASE("walk: interrupted at the restorer's own second instruction") {
   Signal<X86_64> w;
   w.specials = {{kRestorer, kRestorer + 9, static_cast<uint32_t>(SpecialKind::signal_return), 0}};

@@ -24,6 +24,7 @@ struct Place {
   bool simple = false;  // row: CFA from a register, everything else at offsets from it
   bool engine_entry = false;  // sonde_entry: its caller is the probed function at the patch address
   bool trap_handler = false;  // sonde_trap
+  bool cloned = false;  // parent or child, see apply_clone_return
   bool of_this_stack = false;  // found by what stands on the stack: not to be remembered
   CodeAddr code;  // as it turned out: a "return address" may be where code starts
   const Row* row = nullptr;
@@ -62,9 +63,9 @@ class Places {
 
   const ArenaView& arena() const { return arena_; }
 
-  // sp: of the frame, for what an interrupted instruction says about it. in_detour: its bytes are not those in memory.
+  // regs: of the frame, for what an interrupted instruction says about it. in_detour: its bytes are not those in memory.
   // unknown: the cache was asked already. What it is told then is no more than usual steps need.
-  Place at(CodeAddr code, Addr sp, bool in_detour, bool unknown = false) {
+  Place at(CodeAddr code, const RegSet<Isa>& regs, bool in_detour, bool unknown = false) {
     if (cache_ && !in_detour && !unknown)
       if (uint32_t reference = cache_->find(code)) return from_cache(code, reference);
     if constexpr (requires { Memory::load(Addr()); })
@@ -73,7 +74,8 @@ class Places {
     if (code.is_return) {
       check_call_before(place);
     } else if (place.kind == Place::Kind::row && !in_detour) {
-      check_leaving_insn(place, sp);
+      check_leaving_insn(place, regs.sp());
+      if (place.cloned) apply_clone_return(place, regs);
     }
     if (cache_ && !in_detour) to_cache(code, place, !unknown);
     return place;
@@ -124,10 +126,15 @@ class Places {
     }
     Addr pc = code.lookup();
     place.image = arena_.text(pc);
-    if (!place.image) return place.reason = Reason::unknown_code, place;
+    if (!place.image) {
+      const SpecialEntry* special = arena_.special(pc);
+      if (!special || !apply_special(static_cast<SpecialKind>(special->kind), place))
+        place.reason = Reason::unknown_code;
+      return place;
+    }
     if (arena_.has_table(*place.image))
       place.row = arena_.table(*place.image).lookup(ImageAddr(pc.value - place.image->bias));
-    if (const SpecialEntry* special = arena_.special(pc))
+    if (const SpecialEntry* special = arena_.special(*place.image, pc))
       if (apply_special(static_cast<SpecialKind>(special->kind), place)) return place;
     return apply_row(place);
   }
@@ -140,6 +147,9 @@ class Places {
       case SpecialKind::signal_return: return place.kind = Kind::signal_return, place.code.is_return = false, true;
       case SpecialKind::plt: return !place.row && apply_plt(place);
       case SpecialKind::entry_trampoline: return place.engine_entry = true, false;
+      case SpecialKind::clone_return:
+        place.cloned = true, place.reason = Reason::special_code;
+        return place.code.is_return;
       case SpecialKind::trap_handler: return place.trap_handler = true, false;
       case SpecialKind::lazy_resolver:
       case SpecialKind::vdso:
@@ -148,6 +158,14 @@ class Places {
       case SpecialKind::detour: break;  // their rows are believed, there is nothing else to know
     }
     return false;
+  }
+
+  // Behind clone's system call both go the same way: the parent by its rows, the child on an empty stack. Its result, which
+  // nothing changes until they part, tells which of them stands here.
+  static void apply_clone_return(Place& place, const RegSet<Isa>& regs) {
+    if (place.reason != Reason::special_code || !regs.has(Code<Isa>::kSystemResult)) return;
+    place.reason = Reason::reliable, place.of_this_stack = true;
+    if (!regs.get(Code<Isa>::kSystemResult)) place.kind = Kind::outermost;
   }
 
   // Linkers that describe no PLT (lld): a stub's own instructions say what it has pushed. Execution stands in one or it

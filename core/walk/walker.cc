@@ -44,7 +44,7 @@ class Walker {
         if (!unknown && result_.frames < limit && remembered_step()) continue;
       }
       leave_detour();
-      Place place = places_.at(code_, sp(), next_.recovered & kInDetour, unknown);
+      Place place = places_.at(code_, regs_, next_.recovered & kInDetour, unknown);
       if (result_.frames == limit) return cut(limit == out_.size() ? Reason::buffer_full : Reason::depth_limit);
       Frame& frame = show(place);
       if (place.kind == Place::Kind::outermost && is_reliable(frame.reason)) return end(frame);
@@ -126,7 +126,7 @@ class Walker {
       if (reference > RowCache::kSignalReturn) {
         row = row_at(arena_, reference);
       } else {
-        Place place = places_.at(frame.code(), Addr(), false);  // if nothing is remembered, a handler took its place
+        Place place = places_.at(frame.code(), regs_, false);  // if nothing is remembered, a handler took its place
         if (place.kind == Kind::signal_return) {
           interrupted_registers(behind_sp_);
           continue;

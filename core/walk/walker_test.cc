@@ -342,6 +342,15 @@ TEST_CASE_TEMPLATE("walk: special code", Isa, X86_64, Aarch64) {
     CHECK(stack.result.whole());
     CHECK(!stack.frames[1].is_return);
   }
+  SUBCASE("code of no image that is known by its place") {
+    Chain<Isa> w;
+    uint64_t elsewhere = 0x7fffffffe000;  // as the kernel's page of uprobes
+    w.word(w.kLeafCfa - 8, elsewhere);
+    CHECK(w.walk().reasons()[1] == Reason::unknown_code);
+    w.specials = {special(elsewhere - 1, SpecialKind::unreliable)};
+    CHECK(w.walk().reasons()[1] == Reason::special_code);
+    CHECK(!w.walk().result.whole());
+  }
   SUBCASE("a row that the checker refuted") {
     Chain<Isa> w;
     w.rows[kMiddle].flags = kRowRefuted;

@@ -152,7 +152,7 @@ struct World {
     a.detour_count = static_cast<uint32_t>(detours.size()), a.step_count = static_cast<uint32_t>(steps.size());
     if (trampolines) a.trampolines = kTrampolineText, a.entries = kEntries;
     auto packed = table();
-    ImageEntry image{kText, kTextEnd, kBias, add(packed.data(), packed.size()), kText, kTextEnd, 0};
+    ImageEntry image{kText, kTextEnd, kBias, add(packed.data(), packed.size()), kText, kTextEnd, 0, 0, 0, 0, 0};
     a.images_offset = add(&image, sizeof image);
     a.detours_offset = add(detours.data(), detours.size() * sizeof(DetourEntry));
     a.steps_offset = add(steps.data(), steps.size() * sizeof(DetourStepEntry));

@@ -73,6 +73,27 @@ void add_special(std::map<uint64_t, SpecialEntry>& taken, AddrRange range, Speci
   }
 }
 
+// Of an image whose text is known: which specials are its own, and the index of them.
+std::vector<uint32_t> index_specials(ImageEntry& image, const std::vector<SpecialEntry>& specials) {
+  auto begin = std::ranges::upper_bound(specials, image.text_begin, {}, &SpecialEntry::end);
+  auto end = std::ranges::lower_bound(specials, image.text_end, {}, &SpecialEntry::begin);
+  if (end < begin) end = begin;
+  image.first_special = static_cast<uint32_t>(begin - specials.begin());
+  image.special_count = static_cast<uint32_t>(end - begin);
+  // About two buckets for each, so that nearly all hold one or none.
+  const uint64_t size = image.text_end - image.text_begin, buckets = uint64_t{2} * image.special_count + 1;
+  image.special_shift = 0;
+  while (size >> image.special_shift > buckets) image.special_shift++;
+  std::vector<uint32_t> index;
+  uint32_t before = 0;
+  for (uint64_t at = 0; at <= (size >> image.special_shift) + 1; at++) {
+    uint64_t address = image.text_begin + (at << image.special_shift);
+    while (before < image.special_count && begin[before].end <= address) before++;
+    index.push_back(before);
+  }
+  return index;
+}
+
 // Rising within this process, and in practice above what any recorder before it used.
 uint64_t next_generation() {
   static std::atomic<uint64_t> last;
@@ -147,6 +168,7 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input) {
     if (fresh) at->second = out.append(table->bytes(), kTableAlignment);
     images[i].table_offset = at->second;
   }
+  for (ImageEntry& image : images) image.special_index = out.append(index_specials(image, specials));
   arena.size = out.size();
   std::memcpy(out.bytes().data(), &arena, sizeof arena);
   if (!images.empty())

@@ -42,7 +42,8 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input);
 // Special code of one loaded image, found by symbol, by section or by its bytes:
 //   outermost      the entry point's function, the dynamic linker's start, where makecontext's functions return to. Thread
 //                  starts need no range: their rows say that nobody called them.
-//   unreliable     clone's few instructions that parent and child share
+//   clone_return   clone's few instructions that parent and child share
+//   any            what the program declares itself (include/sonde/special.h); this goes first
 //   signal_return  the instructions that return from a signal; a frame there has exactly their first address as its pc
 //   lazy_resolver  _dl_runtime_resolve*, in the dynamic linker
 //   plt            sections of linkage stubs

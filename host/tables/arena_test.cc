@@ -10,6 +10,33 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <random>
+
+#include "core/walk/arena_view.h"
+#include "include/sonde/special.h"
+
+extern "C" const char test_special_first, test_special_second, test_special_third, test_special_fourth, test_special_fifth,
+    test_special_data;
+asm(R"(
+  .pushsection .text
+  test_special_first: nop; nop; nop
+  test_special_second: nop; nop
+  test_special_third: nop; nop
+  test_special_fourth: nop
+  test_special_fifth: mov $15, %rax; syscall
+  test_special_end: nop
+  .popsection
+  .pushsection .data
+  test_special_data: .quad 0
+  .popsection
+)");
+SONDE_SPECIAL(test_special_first, test_special_second, SONDE_SPECIAL_UNRELIABLE)
+SONDE_SPECIAL(test_special_second, test_special_third, SONDE_SPECIAL_OUTERMOST)
+SONDE_SPECIAL(test_special_third, test_special_fourth, SONDE_SPECIAL_SIGNAL_RETURN)
+SONDE_SPECIAL(test_special_fourth, test_special_fifth, 77)
+SONDE_SPECIAL(test_special_fifth, test_special_end, SONDE_SPECIAL_UNRELIABLE)
+SONDE_SPECIAL(test_special_end, test_special_first, SONDE_SPECIAL_OUTERMOST)  // empty
+SONDE_SPECIAL(test_special_data, test_special_data + 8, SONDE_SPECIAL_OUTERMOST)
 
 namespace sonde::host {
 namespace {
@@ -167,8 +194,75 @@ TEST_CASE("specials: entry point, linker start, vDSO, linkage stubs") {
   CHECK(is_special(specials, SpecialKind::plt, libc.to_target(plt->addr + static_cast<int64_t>(plt->size - 1))));
   CHECK(!is_special(specials, SpecialKind::plt, libc.to_target(plt->addr - 1)));
   size_t shared_by_child = 0;
-  for (const ArenaSpecial& special : specials) shared_by_child += special.kind == SpecialKind::unreliable;
+  for (const ArenaSpecial& special : specials) shared_by_child += special.kind == SpecialKind::clone_return;
   CHECK(shared_by_child == 2);  // clone, clone3
+}
+
+TEST_CASE("specials: what a program declares") {
+  auto at = [](const char& symbol) { return Addr(reinterpret_cast<uint64_t>(&symbol)); };
+  auto specials = specials_of(loaded_for(&test_special_first));
+  CHECK(is_special(specials, SpecialKind::unreliable, at(test_special_first)));
+  CHECK(!is_special(specials, SpecialKind::unreliable, at(test_special_first) - 1));
+  CHECK(is_special(specials, SpecialKind::unreliable, at(test_special_second) - 1));
+  CHECK(is_special(specials, SpecialKind::outermost, at(test_special_second)));
+  CHECK(!is_special(specials, SpecialKind::unreliable, at(test_special_second)));
+  CHECK(is_special(specials, SpecialKind::signal_return, at(test_special_third)));
+  CHECK(is_special(specials, SpecialKind::unreliable, at(test_special_fourth)));  // of a kind that is not known
+  size_t empty = 0, data = 0;
+  for (const ArenaSpecial& special : specials) {
+    empty += special.range.begin >= special.range.end;
+    data += special.range.contains(Addr(reinterpret_cast<uint64_t>(&test_special_data)));
+  }
+  CHECK(empty == 0);
+  CHECK(data == 0);
+  // Before what sonde knows by itself: the third has the bytes of a signal's return.
+  ArenaInput input;
+  LoadedImage own = loaded_for(&test_special_first);
+  auto table = load_table(*own.image, "");
+  REQUIRE(table);
+  input.images = {{own, *table}};
+  input.specials = specials;
+  auto arena = build_arena(input);
+  REQUIRE(arena);
+  ArenaView view(&head(*arena));
+  const SpecialEntry* found = view.special(*view.text(at(test_special_fifth)), at(test_special_fifth));
+  REQUIRE(found);
+  CHECK(found->kind == static_cast<uint32_t>(SpecialKind::unreliable));
+}
+
+TEST_CASE("specials: an image's index finds what a linear search finds (S21)") {
+  LoadedImage own = loaded_for(&test_special_first);
+  auto table = load_table(*own.image, "");
+  REQUIRE(table);
+  uint64_t begin = 0, size = 0;
+  for (const Segment& segment : own.image->segments())
+    if (segment.executable) begin = own.to_target(segment.range.begin).value, size = segment.range.size();
+  std::mt19937_64 random(3);
+  size_t hits = 0, missed = 0;
+  for (unsigned count : {0, 1, 2, 10, 1000, 20000}) {
+    ArenaInput input;
+    input.images = {{own, *table}};
+    for (unsigned i = 0; i < count; i++) {  // half of them close together, some across the text's borders
+      uint64_t at = begin - 50 + random() % (i % 2 ? size + 100 : 5000);
+      input.specials.push_back({{Addr(at), Addr(at + 1 + random() % 60)}, static_cast<SpecialKind>(random() % 5)});
+    }
+    auto arena = build_arena(input);
+    REQUIRE(arena);
+    auto entries = part<SpecialEntry>(*arena, head(*arena).specials_offset, head(*arena).special_count);
+    ArenaView view(&head(*arena));
+    for (unsigned i = 0; i < 2000; i++) {
+      Addr pc(begin + random() % (i % 2 ? size : 5100));
+      const SpecialEntry* expected = nullptr;
+      for (const SpecialEntry& entry : entries)
+        if (entry.begin <= pc.value && pc.value < entry.end) expected = &entry;
+      const ImageEntry* image = view.text(pc);
+      REQUIRE(image);
+      if (view.special(*image, pc) != expected || view.special(pc) != expected) FAIL("at ", pc.value, " of ", count);
+      expected ? hits++ : missed++;
+    }
+  }
+  CHECK(hits > 2000);
+  CHECK(missed > 2000);
 }
 
 uint64_t returns_to;

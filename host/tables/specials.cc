@@ -6,6 +6,7 @@
 
 #include "core/isa/x86_64.h"
 #include "host/tables/arena.h"
+#include "include/sonde/special.h"
 
 namespace sonde::host {
 namespace {
@@ -19,6 +20,7 @@ class Finder {
       : loaded_(loaded), image_(*loaded.image), table_(table), x86_(image_.machine() == kMachineX86_64) {}
 
   std::vector<ArenaSpecial> run() {
+    add_declared();
     add_signal_returns();
     add_entry();
     add_context_start();
@@ -36,6 +38,27 @@ class Finder {
  private:
   void add(ImageRange range, SpecialKind kind) {
     out_.push_back({{loaded_.to_target(range.begin), loaded_.to_target(range.end)}, kind});
+  }
+
+  // What the program says itself, see include/sonde/special.h.
+  void add_declared() {
+    const Section* section = image_.section("sonde_special");
+    if (!section || !section->addr) return;
+    auto bytes = image_.bytes(*section);
+    for (size_t at = 0; at + 16 <= bytes.size(); at += 16) {
+      int32_t words[3];
+      std::memcpy(words, bytes.data() + at, sizeof words);
+      ImageAddr here = section->addr + static_cast<int64_t>(at);
+      ImageRange range{here + words[0], here + 4 + words[1]};
+      if (range.begin < range.end && is_code(range.begin) && is_code(range.end - 1)) add(range, declared_kind(words[2]));
+    }
+  }
+  static SpecialKind declared_kind(int32_t kind) {
+    switch (kind) {
+      case SONDE_SPECIAL_OUTERMOST: return SpecialKind::outermost;
+      case SONDE_SPECIAL_SIGNAL_RETURN: return SpecialKind::signal_return;
+      default: return SpecialKind::unreliable;  // also kinds that a later sonde knows
+    }
   }
 
   // x86-64: mov $15,%rax; syscall. AArch64: mov x8,#139; svc #0. glibc, musl, Go and the kernel's vDSO use exactly these.
@@ -74,7 +97,7 @@ class Finder {
       ImageAddr child = at + 9 + code[8];
       const Row* row = table_ ? table_->lookup(child) : nullptr;
       if (row && row->ra_kind == ValueKind::undefined && !(row->flags & kRowInexpressible) && child < at + 32)
-        add({at + 2, child}, SpecialKind::unreliable);
+        add({at + 2, child}, SpecialKind::clone_return);
     });
   }
 

@@ -369,7 +369,7 @@ void Harness::publish_detours() {
     step = std::copy(detour.steps.begin(), detour.steps.end(), step);
     first += count;
   }
-  __atomic_store_n(&control_->tables, arena, __ATOMIC_RELEASE);
+  publish_arena(control_->tables, arena);
 }
 
 void Harness::enable(uint32_t site, bool on) {
