@@ -98,7 +98,7 @@ WalkStart<X86_64> start_of(const SiteRegs& regs) {
 }  // namespace
 
 unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_return, std::span<Frame> out) {
-  const TableArena* arena = __atomic_load_n(&sonde_agent_control.tables, __ATOMIC_ACQUIRE);
+  const TableArena* arena = current_arena(sonde_agent_control.tables);
   if (!arena) return 0;
   RawMemory memory = own_memory(scratch, known_stack(scratch, regs.sp));
   WalkStart<X86_64> start = start_of(regs);

@@ -103,7 +103,8 @@ inline const Row* Table::lookup(ImageAddr pc) const {
   const uint8_t* offsets = part<uint8_t>(h.change_offsets);
   // In force is the change in front of these 256 bytes or one of theirs; halve without branches that depend on the data.
   uint32_t change = block->first_change + fine[0] - 1, count = fine[1] - fine[0] + 1u;
-  __builtin_prefetch(part<uint8_t>(h.change_rows) + change);  // as far away as the offsets, and wanted right behind them
+  __builtin_prefetch(part<uint8_t>(h.change_rows) +
+                     change);  // as far away as the offsets, and wanted right behind them
   while (count > 1) {
     uint32_t half = count / 2;
     change += offsets[change + half] <= offset ? half : 0;
