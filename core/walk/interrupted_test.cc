@@ -160,6 +160,7 @@ TEST_CASE_TEMPLATE("walk: over signal frames the short way shows what the long o
     w.walk(&cache);
     CHECK(cache.find({Addr(kRestorer), true}) == RowCache::kSignalReturn);
     CHECK(cache.find({Addr(kRestorer), false}) == RowCache::kSignalReturn);
+    cache.keep({Addr(kRestorer), false}, RowCache::kSignalReturn, UsualRow::kSignal);  // whichever comes last
     AnyMemory memory = w.any_memory();
     auto load = [&](uint64_t address, uint64_t* value) { return memory.read(Addr(address), value); };
     UsualState state{w.start.regs.pc().value, w.start.regs.sp().value, 0, packed_kind(Source::regs_pc, 0, false),

@@ -100,7 +100,7 @@ class Places {
     if (place.kind == Kind::outermost) return cache_->keep(place.code, RowCache::kOutermost, UsualRow::kEnd);
     if (place.kind == Kind::signal_return) {
       if (asked.is_return) cache_->keep(place.code, RowCache::kSignalReturn, UsualRow::kSignal);
-      cache_->keep(asked, RowCache::kSignalReturn, UsualRow::kSignal);  // last: the short way sees the newest of one pc
+      cache_->keep(asked, RowCache::kSignalReturn, UsualRow::kSignal);
       return;
     }
     if (place.kind != Kind::row || !place.simple || !place.image) return;

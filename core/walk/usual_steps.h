@@ -82,17 +82,17 @@ template <class Isa, class Out, class Load>
   if (sp % 8) return out;
   for (; out != last; out++) {
     alike = alike && foreseen(out, &pc);
-    const uint64_t place = RowCache::place(pc);
+    const uint64_t place = RowCache::place(pc), tag = RowCache::tag(pc);
+    auto is_other = [&](uint64_t word) { return (word >> RowCache::kTagShift ^ tag) | ((word ^ exact) & UsualRow::kExact); };
     uint64_t word = RowCache::load(cache.usual[place]);
-    if (__builtin_expect(word >> RowCache::kTagShift != RowCache::tag(pc), 0)) {
+    if (__builtin_expect(is_other(word) != 0, 0)) {
       word = RowCache::load(cache.usual[RowCache::beside(place)]);
-      if (word >> RowCache::kTagShift != RowCache::tag(pc)) {
+      if (is_other(word)) {
         state->unknown = true;
         break;
       }
     }
-    if (__builtin_expect((word & (UsualRow::kEnd | UsualRow::kExact)) != exact, 0)) {
-      if ((word & UsualRow::kExact) != exact) break;
+    if (__builtin_expect((word & UsualRow::kEnd) != 0, 0)) {
       if (word & UsualRow::kSignal & UsualRow::kOffset) {
         uint64_t its_pc, its_sp = sp, its_fp;  // not pc, sp and fp themselves: those stay in registers
         if (!over_signal_frame<Isa>(load, end, &its_pc, &its_sp, &its_fp)) break;

@@ -20,6 +20,7 @@
 #include "core/native/syscall.h"
 #include "core/native/ticks.h"
 #include "core/probe/stack_capture.h"
+#include "core/walk/arena_view.h"
 
 namespace sonde::test {
 namespace {
