@@ -3,7 +3,7 @@
 // sees it; a new block replaces the old one when libraries come or go (readers hold no reference across hits).
 //
 //   TableArena, ImageEntry[image_count] sorted by begin, DetourEntry[detour_count] sorted by begin, DetourStepEntry...,
-//   SpecialEntry[special_count] sorted by begin; packed tables (core/unwind/table.h) wherever table_offset says.
+//   SpecialEntry[special_count] sorted by begin, and one more that holds nothing and ends behind everything; packed tables (core/unwind/table.h) wherever table_offset says.
 // All offsets are bytes from the start of the arena.
 #pragma once
 

@@ -32,14 +32,16 @@ class ArenaView {
     if (!image.special_index) return special(pc);
     const auto* entries = at<SpecialEntry>(arena_->specials_offset) + image.first_special;
     const uint32_t* index = at<uint32_t>(image.special_index) + ((pc.value - image.text_begin) >> image.special_shift);
-    uint32_t first = index[0], count = index[1] - first;
-    while (count) {  // those before `first` end at or before pc, those from first + count on do not
-      uint32_t half = count / 2;
-      bool before = entries[first + half].end <= pc.value;
-      first += before ? half + 1 : 0;
-      count = before ? count - half - 1 : half;
+    uint32_t first = index[0], last = index[1];  // that many end at or before the bucket, and before the next
+    while (last - first > 2) {
+      uint32_t middle = first + (last - first) / 2;
+      if (entries[middle].end <= pc.value) first = middle + 1;
+      else last = middle;
     }
-    return first < image.special_count && entries[first].begin <= pc.value ? &entries[first] : nullptr;
+    // Without branches; nothing steps over the entry behind the image's last one, which ends further up.
+    first += entries[first].end <= pc.value;
+    first += entries[first].end <= pc.value;
+    return entries[first].begin <= pc.value ? &entries[first] : nullptr;
   }
   const DetourEntry* detour(Addr pc) const {
     return holding<DetourEntry>(arena_->detours_offset, arena_->detour_count, pc);

@@ -158,6 +158,7 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input) {
   arena.images_offset = out.append(images);
   arena.detours_offset = out.append(detours);
   arena.steps_offset = out.append(steps);
+  specials.push_back({UINT64_MAX, UINT64_MAX, 0, 0});  // not counted: look-ups may stop at it
   arena.specials_offset = out.append(specials);
 
   std::map<const ImageTable*, uint64_t> placed;  // a file mapped twice has one table
