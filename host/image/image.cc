@@ -203,7 +203,8 @@ std::span<const uint8_t> Image::debug_section(std::string_view name) const {
     return {};
   };
   if (auto own = contents(*impl_->file); !own.empty()) return own;
-  if (!impl_->looked_for_sections) impl_->debug_sections = find_debug_file(*impl_->file, impl_->path, &impl_->debug_problem);
+  if (!impl_->looked_for_sections)
+    impl_->debug_sections = find_debug_file(*impl_->file, impl_->path, &impl_->debug_problem);
   impl_->looked_for_sections = true;
   return impl_->debug_sections ? contents(*impl_->debug_sections) : std::span<const uint8_t>{};
 }
