@@ -21,13 +21,13 @@ struct Ranking {
   std::vector<uint16_t> order;  // rank -> number
   std::vector<uint16_t> rank;   // number -> rank
 
-  Ranking(std::span<const uint32_t> uses, size_t rows) : rank(kGapRow + size_t{1}, kGapRow) {
+  Ranking(std::span<const uint32_t> uses, size_t rows) : rank(rows, kGapRow) {
     for (size_t i = 0; i < rows; i++)
       if (uses[i]) order.push_back(static_cast<uint16_t>(i));
     std::stable_sort(order.begin(), order.end(), [&](uint16_t a, uint16_t b) { return uses[a] > uses[b]; });
     for (size_t i = 0; i < order.size(); i++) rank[order[i]] = static_cast<uint16_t>(i);
   }
-  uint16_t of(uint16_t number) const { return rank[number]; }
+  uint16_t of(uint16_t number) const { return number == kGapRow ? kGapRow : rank[number]; }
 };
 
 // The three arrays that depend on the changes.
@@ -163,8 +163,8 @@ Result<std::vector<uint8_t>> TableBuilder::finish(std::span<const RowChange> cha
     return fail(fmt::format("unwind table: code from {:#x} to {:#x} is more than one table holds", first, end));
   if (changes.empty()) header.span = 0;
 
-  uses_.assign(kGapRow + size_t{1}, 0);
-  for (const RowChange& change : changes) uses_[change.row]++;
+  uses_.assign(rows_.size() + 1, 0);
+  for (const RowChange& change : changes) uses_[std::min<size_t>(change.row, rows_.size())]++;
   Ranking ranking(uses_, rows_.size());
   Blocks blocks = cut_into_blocks(changes, ranking, header.base, header.base + header.span);
   std::vector<Row> rows;

@@ -44,7 +44,7 @@ class TableBuilder {
   // The table for changes sorted by address; changes at one address: the last one counts. Nothing is covered before the
   // first change or from `end` on. Rows that no change leads to are left out. An error says what does not fit.
   Result<std::vector<uint8_t>> finish(std::span<const RowChange> changes, uint64_t end);
-  // How many of the changes given to finish() lead to each row, by its number; of kGapRow: gaps.
+  // How many of the changes given to finish() lead to each row, by its number; behind the last one: to gaps.
   std::span<const uint32_t> uses() const { return uses_; }
 
  private:

@@ -144,8 +144,8 @@ class Compiler {
   }
   void count_changes() {
     std::span<const uint32_t> uses = builder_.uses();
-    stats_.changes = changes_.size() - uses[kGapRow];
-    stats_.gaps = uses[kGapRow];
+    stats_.changes = changes_.size() - uses.back();
+    stats_.gaps = uses.back();
     stats_.inexpressible_changes = uses[stop_];
     for (uint32_t row = 0; row < builder_.row_count(); row++)
       if (uses[row] && has_expression(builder_.row(static_cast<uint16_t>(row)))) stats_.by_expression += uses[row];
