@@ -36,6 +36,9 @@ enum class SpecialKind : uint32_t {
   unreliable,        // known hand-written code without an exemption
   trap_handler,      // sonde's own: sonde_trap; a pc it interrupted stands one byte behind the trap
   clone_return,      // behind clone's system call: the child stands there on its new stack by its parent's rows
+  bare,              // of crti.o and crtbegin.o: no row, and the return address on top of the stack
+  bare_word,         // the same with one word above it
+  bare_frame,        // the same with the caller's frame pointer above it
 };
 
 struct ImageEntry {

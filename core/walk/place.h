@@ -42,6 +42,15 @@ constexpr Row pushed_row(int words) {
 template <class Isa>
 inline constexpr Row kPushedRows[3] = {pushed_row<Isa>(0), pushed_row<Isa>(1), pushed_row<Isa>(2)};
 
+template <class Isa>
+constexpr Row frame_pushed_row() {
+  Row row = pushed_row<Isa>(1);
+  row.saved[0].kind = ValueKind::at_cfa, row.saved[0].offset = -16;
+  return row;
+}
+template <class Isa>
+inline constexpr Row kFramePushedRow = frame_pushed_row<Isa>();
+
 constexpr bool is_simple(const Row& row) {
   if (row.flags || row.cfa_kind != CfaKind::reg_offset || row.ra_kind != ValueKind::at_cfa) return false;
   for (const SavedReg& saved : row.saved)
@@ -151,6 +160,9 @@ class Places {
         place.cloned = true, place.reason = Reason::special_code;
         return place.code.is_return;
       case SpecialKind::trap_handler: return place.trap_handler = true, false;
+      case SpecialKind::bare: return !place.row && apply_bare(kPushedRows<Isa>[0], place);
+      case SpecialKind::bare_word: return !place.row && apply_bare(kPushedRows<Isa>[1], place);
+      case SpecialKind::bare_frame: return !place.row && apply_bare(kFramePushedRow<Isa>, place);
       case SpecialKind::lazy_resolver:
       case SpecialKind::vdso:
       case SpecialKind::return_trampoline:
@@ -179,6 +191,17 @@ class Places {
     if (words < 0) return false;
     place.kind = Kind::row, place.simple = true, place.image = nullptr;
     place.row = &kPushedRows<Isa>[words];
+    return true;
+  }
+
+  // Code of the start files, which has no rows and was recognised by all of its bytes (host/tables/start_files.h): where it
+  // stands says what it has pushed. Test: "specials: start files", "walk: start files without rows".
+  bool apply_bare(const Row& row, Place& place) {
+    uint64_t before;
+    if (place.code.is_return && read_code(place.image, place.code.pc - 8, &before) && !Code<Isa>::may_end_call(before))
+      place.reason = Reason::ra_not_after_call;
+    place.kind = Kind::row, place.simple = true, place.image = nullptr;
+    place.row = &row;
     return true;
   }
 

@@ -351,6 +351,44 @@ TEST_CASE_TEMPLATE("walk: special code", Isa, X86_64, Aarch64) {
     CHECK(w.walk().reasons()[1] == Reason::special_code);
     CHECK(!w.walk().result.whole());
   }
+  SUBCASE("start files without rows: what they have pushed") {
+    if constexpr (Isa::kReturnInRegister) return;
+    struct Part {
+      SpecialKind kind;
+      uint64_t cfa;
+    };
+    for (auto [kind, cfa] : {Part{SpecialKind::bare, 8}, {SpecialKind::bare_word, 16}, {SpecialKind::bare_frame, 16}}) {
+      Chain<Isa> w;
+      w.rows[kLeaf] = World<Isa>::gap();
+      w.at(kLeaf + 8, w.kLeafCfa - cfa, 0x1234);
+      w.word(w.kLeafCfa - 16, 0x7ffe0000f000);
+      w.specials = {special(kLeaf, kind)};
+      RowCache cache;
+      for (RowCache* with : {static_cast<RowCache*>(nullptr), &cache, &cache}) {
+        CHECK(w.walk(with).pcs() == w.pcs());
+        CHECK(w.walk(with).result.whole());
+      }
+      // A row goes first; so does the lack of a call in front of a return address.
+      w.rows[kLeaf] = World<Isa>::row(Isa::kSp, 24);
+      CHECK(w.walk().pcs() != w.pcs());
+      w.rows[kLeaf] = World<Isa>::gap();
+      w.start.pc_is_return = true;
+      w.nops(kLeaf, 8);
+      CHECK(w.walk().reasons()[0] == Reason::ra_not_after_call);
+      w.call_site(kLeaf + 8);
+      CHECK(w.walk().pcs() == w.pcs());
+    }
+    Chain<Isa> w;  // the frame above has its own frame pointer again
+    w.rows[kLeaf] = World<Isa>::gap();
+    w.rows[kMiddle] = World<Isa>::row(Isa::kFp, 16, true);
+    w.at(kLeaf + 8, w.kLeafCfa - 16, 0x1234);
+    w.word(w.kLeafCfa - 16, w.kLeafCfa + 8);
+    w.word(w.kLeafCfa + 16, w.in_main);
+    w.specials = {special(kLeaf, SpecialKind::bare_frame)};
+    CHECK(w.walk().pc(2) == w.in_main);
+    w.specials = {special(kLeaf, SpecialKind::bare_word)};
+    CHECK(w.walk().reasons()[1] == Reason::fp_mismatch);
+  }
   SUBCASE("a row that the checker refuted") {
     Chain<Isa> w;
     w.rows[kMiddle].flags = kRowRefuted;

@@ -48,6 +48,7 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input);
 //   lazy_resolver  _dl_runtime_resolve*, in the dynamic linker
 //   plt            sections of linkage stubs
 //   vdso           its whole code
+//   bare...        what every file has from crti.o and crtbegin.o (host/tables/start_files.h)
 std::vector<ArenaSpecial> find_specials(const LoadedImage& loaded, const Table* table);
 
 }  // namespace sonde::host

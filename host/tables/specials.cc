@@ -6,6 +6,7 @@
 
 #include "core/isa/x86_64.h"
 #include "host/tables/arena.h"
+#include "host/tables/start_files.h"
 #include "include/sonde/special.h"
 
 namespace sonde::host {
@@ -26,6 +27,7 @@ class Finder {
     add_context_start();
     add_clone_returns();
     add_resolver();
+    add_start_files();
     for (const Section& section : image_.sections())
       if (section.addr && (section.name == ".plt" || section.name.starts_with(".plt.") || section.name == ".iplt"))
         add({section.addr, section.addr + static_cast<int64_t>(section.size)}, SpecialKind::plt);
@@ -99,6 +101,20 @@ class Finder {
       if (row && row->ra_kind == ValueKind::undefined && !(row->flags & kRowInexpressible) && child < at + 32)
         add({at + 2, child}, SpecialKind::clone_return);
     });
+  }
+
+  void add_start_files() {
+    if (!x86_) return;
+    auto add_all = [&](ImageAddr base, const std::vector<BareCode>& found) {
+      for (const BareCode& code : found)
+        add({base + static_cast<int64_t>(code.begin), base + static_cast<int64_t>(code.end)}, code.kind);
+    };
+    for (const Section& section : image_.sections())
+      if (section.addr && (section.name == ".init" || section.name == ".fini"))
+        add_all(section.addr, find_init(image_.bytes(section)));
+    for (const Segment& segment : image_.segments())
+      if (segment.executable)
+        add_all(segment.range.begin, find_crtbegin(code_at(segment.range.begin, static_cast<int64_t>(segment.file_size))));
   }
 
   // Calls found(address, code from there on) for each place of `pattern` in executable code.
