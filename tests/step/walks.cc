@@ -1,0 +1,125 @@
+#include "tests/step/walks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "core/unwind/step.h"
+#include "core/walk/arena_view.h"
+#include "host/tables/arena.h"
+#include "host/tables/print.h"
+#include "host/target/threads.h"
+
+namespace sonde::stepping {
+
+void Walks::refresh() {
+  if (generation_ == tracee_.code_generation()) return;
+  const uint64_t pc = tracee_.regs().rip;
+  auto still_there = [&](const host::LoadedImage& loaded) {
+    return std::ranges::any_of(tracee_.mappings(), [&](const host::Mapping& m) {
+      return m.executable && m.range.begin >= loaded.range.begin && m.range.end <= loaded.range.end;
+    });
+  };
+  // The dynamic linker maps many files before anything runs in them.
+  if (generation_ && image_at(pc) && std::ranges::all_of(images_, still_there)) return;
+  generation_ = tracee_.code_generation();
+  auto images = host::loaded_images(tracee_.pid(), nullptr);
+  if (!images) return;
+  images_ = std::move(*images);
+  tables_.clear();
+  host::ArenaInput input;
+  for (const host::LoadedImage& loaded : images_) {
+    auto table = host::load_table(*loaded.image);
+    tables_.push_back(table ? *table : nullptr);
+    std::optional<Table> view;
+    if (table) view = (*table)->table();
+    auto specials = host::find_specials(loaded, view ? &*view : nullptr);
+    input.specials.insert(input.specials.end(), specials.begin(), specials.end());
+    input.images.push_back({loaded, tables_.back()});
+  }
+  if (auto arena = host::build_arena(input)) arena_ = std::move(*arena);
+  cache_ = std::make_unique<RowCache>();
+}
+
+Walk Walks::walk(bool reliable_only, bool with_cache) {
+  constexpr unsigned kMost = 4096;
+  WalkStart<X86_64> start{.regs = host::regset_of(tracee_.regs()), .source = Source::regs_pc};
+  start.reliable_only = reliable_only;
+  start.max_frames = kMost;
+  static Frame frames[kMost + 1];
+  AnyMemory memory = tracee_.any_memory();
+  Walk walk;
+  walk.result = sonde::walk(arena(), with_cache ? cache_.get() : nullptr, memory, start, std::span<Frame>(frames));
+  walk.frames.assign(frames, frames + walk.result.frames);
+  return walk;
+}
+
+const host::LoadedImage* Walks::image_at(uint64_t pc) const {
+  auto found =
+      std::ranges::upper_bound(images_, Addr(pc), {}, [](const host::LoadedImage& i) { return i.range.begin; });
+  return found == images_.begin() || !std::prev(found)->range.contains(Addr(pc)) ? nullptr : &*std::prev(found);
+}
+
+Chain Walks::plain(size_t limit) {
+  Chain chain;
+  RegSet<X86_64> regs = host::regset_of(tracee_.regs());
+  AnyMemory memory = tracee_.any_memory();
+  bool is_return = false;
+  while (chain.pcs.size() < limit) {
+    CodeAddr code{regs.pc(), is_return};
+    chain.pcs.push_back(code.pc.value);
+    const host::LoadedImage* image = image_at(code.lookup().value);
+    if (!image) break;
+    const host::SharedTable& shared = tables_[static_cast<size_t>(image - images_.data())];
+    if (!shared) break;
+    const Table table = shared->table();
+    const Row* row = table.lookup(image->to_image(code.lookup()));
+    RegSet<X86_64> caller;
+    if (!row || step(table, *row, regs, memory, uint64_t{0}, &caller) != StepStatus::ok) break;
+    is_return = !(row->flags & kRowSignalFrame);
+    regs = caller;
+  }
+  return chain;
+}
+
+std::string Walks::name(uint64_t pc, bool is_return) const {
+  const uint64_t at = is_return ? pc - 1 : pc;
+  const host::LoadedImage* image = image_at(at);
+  if (!image) return "generated code";
+  std::string file = std::filesystem::path(image->image->path()).filename();
+  ImageAddr in_image = image->to_image(Addr(at));
+  auto hit = image->image->find(in_image);
+  if (!hit || hit->function->name.empty()) return fmt::format("{}:{:#x}", file, in_image.value + (is_return ? 1 : 0));
+  return fmt::format("{}:{}+{:#x}", file, host::display_name(*image->image, *hit->function),
+                     hit->offset + (is_return ? 1 : 0));
+}
+
+std::string Walks::place(uint64_t pc, bool is_return) const {
+  const uint64_t at = is_return ? pc - 1 : pc;
+  const host::LoadedImage* image = image_at(at);
+  if (!image) return "generated code";
+  std::string file = std::filesystem::path(image->image->path()).filename();
+  ImageAddr in_image = image->to_image(Addr(at));
+  auto hit = image->image->find(in_image);
+  if (hit && !hit->function->name.empty()) return file + ":" + host::display_name(*image->image, *hit->function);
+  std::string section = "?";
+  for (const host::Section& s : image->image->sections())
+    if (s.addr && s.addr <= in_image && in_image < s.addr + static_cast<int64_t>(s.size)) section = s.name;
+  if (section == ".text")
+    return fmt::format("{}:{:#x}", file, hit ? hit->function->range.begin.value : in_image.value & ~uint64_t{15});
+  return file + ":" + section;
+}
+
+std::string Walks::row(uint64_t pc, bool is_return) const {
+  const uint64_t at = is_return ? pc - 1 : pc;
+  const host::LoadedImage* image = image_at(at);
+  if (!image) return "no image";
+  const host::SharedTable& shared = tables_[static_cast<size_t>(image - images_.data())];
+  if (!shared) return "no table";
+  const Table table = shared->table();
+  return host::format_row(table, table.lookup(image->to_image(Addr(at))));
+}
+
+}  // namespace sonde::stepping
