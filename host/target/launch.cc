@@ -63,6 +63,14 @@ std::unexpected<Error> exec_failed(const std::string& program, int error) {
   return fail(fmt::format("cannot run '{}': {}", program, std::strerror(error)), error == ENOENT ? 127 : 126);
 }
 
+// Once the old program is gone, exec has no other way to fail. The status is what a shell shows then.
+std::unexpected<Error> killed_by_exec(const std::string& program, int signal) {
+  return fail(fmt::format("cannot run '{}': the kernel ended it by signal {} ({}) before its first instruction, as it "
+                          "does when a file is cut off or damaged, or too large for memory; see readelf -l '{}'",
+                          program, signal, strsignal(signal), program),
+              128 + signal);
+}
+
 // Waits for the stop at exec.
 Result<void> wait_for_exec(pid_t pid, const std::string& program, Pipe& failed) {
   for (;;) {
@@ -74,6 +82,7 @@ Result<void> wait_for_exec(pid_t pid, const std::string& program, Pipe& failed) 
     if (WIFEXITED(status) || WIFSIGNALED(status)) {
       int error = 0;
       if (read(failed.read_end, &error, sizeof error) == sizeof error) return exec_failed(program, error);
+      if (WIFSIGNALED(status)) return killed_by_exec(program, WTERMSIG(status));
       return fail(fmt::format("'{}' ended before it started", program));
     }
     if (status >> 8 == (SIGTRAP | PTRACE_EVENT_EXEC << 8)) return {};
@@ -209,7 +218,14 @@ Result<Addr> after_dl_start(const Tracee& tracee, Addr loader_entry) {
 }
 
 Result<void> check_program(pid_t pid, const std::string& program, const std::map<uint64_t, uint64_t>& auxv) {
-  auto image = SONDE_TRY_CONTEXT(Image::open(fmt::format("/proc/{}/exe", pid)), program);
+  std::string exe = fmt::format("/proc/{}/exe", pid);
+  auto opened = Image::open(exe);
+  if (!opened) {  // as the file that it is
+    std::string message = opened.error().message;
+    if (size_t at = message.find(exe); at != message.npos) message.replace(at, exe.size(), program);
+    return fail(std::move(message), opened.error().exit_status);
+  }
+  auto image = *std::move(opened);
   if (image->machine() != EM_X86_64) return fail(fmt::format("'{}' is not an x86-64 program", program), 126);
   auto base = auxv.find(AT_BASE);
   if (!image->interpreter() || base == auxv.end() || base->second == 0)

@@ -84,6 +84,10 @@ Result<void> check_elf(const std::string& path, const std::string& bytes) {
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != EM_X86_64)
     return fail(fmt::format("'{}' is not an x86-64 program", path), kCannotRun);
+  struct stat file;  // the kernel calls it no program then, and execvp would give it to a shell
+  if (stat(path.c_str(), &file) == 0 &&
+      header.e_phoff + uint64_t{header.e_phnum} * sizeof(Elf64_Phdr) > static_cast<uint64_t>(file.st_size))
+    return fail(fmt::format("'{}' is cut off: no program", path), kCannotRun);
   auto image = Image::open(path);
   if (!image) return {};  // what is wrong is said later, if the kernel takes it
   auto loader = (*image)->interpreter();

@@ -83,6 +83,25 @@ one_error() { [[ "$output" == "sonde: "* ]] && [[ "$output" != *$'\n'* ]]; }
   one_error && [[ "$output" == *"interpreter $PWD/file of script './plain' is not executable"* ]]
 }
 
+@test "a program that is cut off: refused, or the signal that exec ends it by, with the status of the untraced one" {
+  echo 'int main(void) { return 0; }' >app.c
+  gcc app.c -o app
+  for size in 64 600; do
+    head -c $size app >cut && chmod +x cut
+    run -126 timeout 20 "$SONDE" record ./cut
+    [ "$output" = "sonde: './cut' is cut off: no program" ]
+  done
+  head -c 4096 app >cut
+  untraced=0
+  ./cut || untraced=$?
+  [ "$untraced" -eq 139 ]
+  run -139 timeout 20 "$SONDE" record ./cut
+  one_error && [[ "$output" == "sonde: cannot run './cut': the kernel ended it by signal 11 (Segmentation fault) before its first instruction"* ]]
+  head -c $(($(stat -c %s app) - 1)) app >cut
+  run -1 timeout 20 "$SONDE" record ./cut
+  [ "$output" = "sonde: $PWD/cut is cut off: its section headers at $(readelf -h app | sed -n 's/.*Start of section headers: *\([0-9]*\).*/\1/p' | xargs printf '%#x') lie beyond its end" ]
+}
+
 @test "programs of other kinds are refused with their kind" {
   echo 'int main(void) { return 0; }' >app.c
   gcc -static -o static app.c
