@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -19,10 +20,12 @@
 #include "host/image/select.h"
 #include "host/target/exec_watch.h"
 #include "host/target/launch.h"
+#include "host/target/presence.h"
 #include "host/target/program_file.h"
 #include "host/target/service.h"
 #include "host/target/trap_cost.h"
 #include "host/trace/recorder.h"
+#include "host/words.h"
 
 namespace sonde::cli {
 
@@ -30,6 +33,7 @@ namespace {
 
 using namespace host;
 
+constexpr auto kUnsaidWait = std::chrono::milliseconds(300), kMomentAfterInterrupt = std::chrono::milliseconds(1000);
 constexpr uint64_t kTreeBytes = 4 << 20;  // of a thread, with --sum: about 28,000 nodes
 
 struct Options {
@@ -48,10 +52,11 @@ void tell(fmt::format_string<Args...> format, Args&&... args) {
 // Signals that reach sonde while the program runs. Those that somebody sent are passed on; what the terminal sends goes
 // to the program anyway.
 std::atomic<pid_t> program_pid = 0;
-std::atomic<int> interrupted = 0;
+std::atomic<int> interrupted = 0, asked_to_end = 0;
 
 void on_signal(int signal, siginfo_t* info, void*) {
   if (signal == SIGINT) interrupted++;
+  if (signal != SIGUSR1 && signal != SIGUSR2) asked_to_end++;
   pid_t pid = program_pid.load();
   if (pid > 0 && info->si_code <= 0) kill(pid, signal);
 }
@@ -77,6 +82,12 @@ host::Result<std::unique_ptr<Session>> create_session(const SessionOptions& opti
   auto session = Session::create(options);
   ::signal(SIGXFSZ, before);
   return session;
+}
+
+// A number that the program will find free, out of its way.
+int lend_descriptor(int fd) {
+  int lent = fcntl(fd, F_DUPFD_CLOEXEC, 100);
+  return lent >= 0 ? lent : fcntl(fd, F_DUPFD_CLOEXEC, 3);
 }
 
 void watch_signals() {
@@ -140,11 +151,11 @@ class Recording {
     if (is_limited(RLIMIT_AS) || is_limited(RLIMIT_FSIZE)) session_options.ring_bytes = kRingBytesUnderLimits;
     session_ = require(create_session(session_options));
 
-    int inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 100);
-    if (inherited < 0) inherited = fcntl(session_->fd(), F_DUPFD_CLOEXEC, 3);
+    presence_.emplace(require(Presence::create()));
+    int session_fd = lend_descriptor(session_->fd()), presence_fd = lend_descriptor(presence_->fd());
     std::optional<ExitStatus> ended;
-    Launched launched = require(launch({options_.command, agent.path, {inherited}}, &ended));
-    close(inherited);
+    Launched launched = require(launch({options_.command, agent.path, {session_fd, presence_fd}}, &ended));
+    close(session_fd), close(presence_fd);
     outlive_failed_writes();
     if (ended) return pass_on(ended->wait_status);
 
@@ -159,7 +170,7 @@ class Recording {
                                  .force_traps = options_.force_trap};
     target_.emplace(launched.pid, agent, launched.program, launched.syscall_instruction, target_options);
     try {
-      require(target_->install(launched.tracee, inherited, session_->header()));
+      require(target_->install(launched.tracee, session_fd, presence_fd, session_->header()));
       require(target_->update(launched.tracee, selector));
       require_match(selection);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
@@ -177,6 +188,7 @@ class Recording {
 
     Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
     int wait_status = attend(service, execs);
+    if (wait_status >= 0) attend_children(service);
     for (const std::string& pattern : selection.waiting())
       meta_.notes.push_back(
           fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
@@ -239,16 +251,20 @@ class Recording {
     writer_->sites(added);
   }
 
+  void serve(Service& service) {
+    recorder_->poll();
+    if (auto served = service.poll(); !served) {
+      meta_.notes.push_back(served.error().message);
+    } else if (*served) {
+      write_news();
+    }
+  }
+
   // Drains until the program ends, or until the second Ctrl-C. Value: its wait status, or -1 if it still runs.
   int attend(Service& service, ExecWatch& execs) {
     drain_first();
     for (;;) {
-      recorder_->poll();
-      if (auto served = service.poll(); !served) {
-        meta_.notes.push_back(served.error().message);
-      } else if (*served) {
-        write_news();
-      }
+      serve(service);
       siginfo_t ended{};
       int looked = waitid(P_PID, static_cast<id_t>(target_->pid()), &ended, WEXITED | WNOHANG | WNOWAIT);
       if (looked != 0 && errno == ECHILD) {  // never without a fault of ours, but then no reason to wait for ever
@@ -262,12 +278,48 @@ class Recording {
           meta_.notes.push_back(std::move(note));
         }
         int wait_status;
+        program_pid = 0;  // no signal for whoever gets its number
         if (waitpid(target_->pid(), &wait_status, 0) == target_->pid()) return wait_status;
       }
       execs.look();
       if (interrupted >= 2) return -1;
       usleep(static_cast<useconds_t>(recorder_->pause_ns() / 1000));
     }
+  }
+
+  // The program has ended; its children are the target until the last of them ends, or until somebody wants an end: who
+  // did so before, and with it ended the program, gets it a moment later.
+  void attend_children(Service& service) {
+    using namespace std::chrono;
+    service.program_ended();
+    const auto begin = steady_clock::now();
+    const int asked = asked_to_end;
+    for (bool said = options_.quiet; presence_->anyone();) {
+      serve(service);
+      auto waited = steady_clock::now() - begin;
+      if (asked_to_end != asked || (asked && waited > kMomentAfterInterrupt)) return;
+      if (!said && waited > kUnsaidWait) {
+        size_t n = presence_->processes().size();  // 0: we may look into none of them
+        tell("sonde: {} has ended; {}{} it started {} still recorded (Ctrl-C ends the recording)\n",
+             printable(options_.command.front()), n ? fmt::format("{} ", n) : "", plural(n, "process", "processes"),
+             n == 1 ? "is" : "are");
+        said = true;
+      }
+      usleep(static_cast<useconds_t>(recorder_->pause_ns() / 1000));
+    }
+  }
+
+  // Ends the recording. Of processes that go on, what they are in the middle of is all that is left to see.
+  void stop_recording() {
+    bool some = presence_->anyone();
+    auto processes = some ? presence_->processes() : std::vector<pid_t>();  // it takes a while
+    session_->set_state(SessionState::stopped);
+    if (!some) return;
+    for (pid_t pid : processes) take_in_flight(pid);
+    size_t n = processes.size();
+    meta_.notes.push_back(fmt::format("{} {} still ran when the recording ended", n ? std::to_string(n) : "some",
+                                      plural(n, "process", "processes")));
+    if (!options_.quiet) tell("sonde: note: {}\n", meta_.notes.back());
   }
 
   // Calls that have begun and not ended in a process that stands still, or will not be watched any longer.
@@ -329,8 +381,7 @@ class Recording {
   }
 
   void finish(Service& service, int wait_status) {
-    session_->set_state(SessionState::stopped);
-    if (wait_status < 0) take_in_flight(target_->pid());
+    stop_recording();
     recorder_->finish(meta_);
     note_unseen();
     note_traps();
@@ -372,6 +423,7 @@ class Recording {
   Options options_;
   int& status_;
   std::unique_ptr<Session> session_;
+  std::optional<Presence> presence_;
   std::optional<Target> target_;
   std::optional<TraceWriter> writer_;
   std::optional<Recorder> recorder_;
@@ -412,8 +464,9 @@ void add_record(CLI::App& app, int& status) {
       "Without -f: every function of the program itself. A pattern without MODULE is looked for in the program, and "
       "only\n"
       "if that has none in its libraries; *:GLOB means all of them. NAME@V1 is one version of a symbol.\n"
-      "Forked children are recorded; a process that becomes another program by exec (a script whose first line is\n"
-      "#!/usr/bin/env python3) is not followed there: record that program itself, sonde record python3 SCRIPT.\n"
+      "Forked children are recorded to the end of the last one, daemons too: Ctrl-C ends the recording, not them. A\n"
+      "process that becomes another program by exec (a script whose first line is #!/usr/bin/env python3) is not\n"
+      "followed there: record that program itself, sonde record python3 SCRIPT.\n"
       "Examples:\n"
       "  sonde record ./app args\n"
       "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"

@@ -26,7 +26,7 @@ Result<bool> Service::poll() {
     __atomic_store_n(&session_->exiting_pid, 0, __ATOMIC_RELAXED);
     open--;  // the others, asked meanwhile, are about libraries
   }
-  if (open == 0) {
+  if (open == 0 || program_ended_) {
     __atomic_store_n(&session_->answered, requested, __ATOMIC_RELEASE);
     return false;
   }

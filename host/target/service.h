@@ -18,6 +18,10 @@ class Service {
   // waiting thread released; the target goes on.
   Result<bool> poll();
 
+  // The process that Target knows is gone, its number may be another's: what its children load from now on stays unprobed,
+  // as it did before.
+  void program_ended() { program_ended_ = true; }
+
   // The longest time for which threads were stopped, in nanoseconds.
   int64_t longest_pause_ns() const { return longest_pause_ns_; }
 
@@ -27,6 +31,7 @@ class Service {
   Selector select_;
   OnExit on_exit_;
   int64_t longest_pause_ns_ = 0;
+  bool program_ended_ = false;
 };
 
 }  // namespace sonde::host

@@ -10,6 +10,7 @@
 
 #include "core/probe/control.h"
 #include "core/probe/stack_capture.h"
+#include "host/target/presence.h"
 #include "host/target/threads.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -46,7 +47,7 @@ Result<Addr> Target::agent_system_call() const {
   return fail(agent_.path + " makes no system calls");
 }
 
-Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* session) {
+Result<void> Target::install(Tracee& tracee, int session_fd, int presence_fd, SessionHeader* session) {
   session_ = session;
   for (LoadedImage& loaded : SONDE_TRY(loaded_images(pid_, &problems_)))
     if (loaded.image->build_id() == agent_.image->build_id()) agent_bias_ = loaded.bias;
@@ -61,7 +62,9 @@ Result<void> Target::install(Tracee& tracee, int session_fd, SessionHeader* sess
     return fail("this kernel has no MADV_WIPEONFORK (Linux 4.14): forked children could not be told apart");
   Addr mapped =
       SONDE_TRY(map(tracee, Addr(), session->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session_fd));
-  SONDE_TRY(tracee.system_call(syscall_, SYS_close, {static_cast<uint64_t>(session_fd)}));
+  SONDE_TRY(map(tracee, Addr(), kPresenceBytes, PROT_NONE, MAP_SHARED, presence_fd));
+  for (int fd : {session_fd, presence_fd})
+    SONDE_TRY(tracee.system_call(syscall_, SYS_close, {static_cast<uint64_t>(fd)}));
   // Hundreds of megabytes that no reader of a core file wants; without this advice core files hold them, nothing worse.
   SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {area.value, thread_area_bytes(), MADV_DONTDUMP}));
   SONDE_TRY(tracee.system_call(syscall_, SYS_madvise, {mapped.value, session->size, MADV_DONTDUMP}));

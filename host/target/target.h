@@ -65,8 +65,9 @@ class Target {
         syscall_(syscall_instruction),
         options_(options) {}
 
-  // Maps the session (descriptor number `session_fd` in the target, closed there afterwards) and tells the agent.
-  Result<void> install(Tracee& tracee, int session_fd, SessionHeader* session);
+  // Maps the session and the target's presence (presence.h), both descriptor numbers in the target that are closed there
+  // afterwards, and tells the agent.
+  Result<void> install(Tracee& tracee, int session_fd, int presence_fd, SessionHeader* session);
 
   // Looks which images came or went since the last call, and plans and arms the chosen functions of the new ones.
   Result<void> update(Tracee& tracee, const Selector& select);
@@ -122,9 +123,9 @@ class Target {
   std::vector<TargetImage> images_;
   std::vector<TargetSite> sites_;
   std::vector<std::string> problems_;
-  bool has_traps_ = false;    // allowed, and possible so far
+  bool has_traps_ = false;  // allowed, and possible so far
   bool traps_begun_ = false;  // SIGTRAP is the agent's
-  uint32_t traps_seen_ = 0;   // sites below have theirs
+  uint32_t traps_seen_ = 0;  // sites below have theirs
   std::string no_traps_;
 };
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <fstream>
 
 #include "core/base/check.h"
+#include "host/target/presence.h"
 #include "host/target/threads.h"
 
 namespace sonde::host {
@@ -103,13 +103,7 @@ void Recorder::note(std::string sentence) {
 bool Recorder::in_session(uint32_t pid) {
   auto [place, fresh] = processes_.try_emplace(pid, false);
   if (!fresh) return place->second;
-  struct stat session;
-  if (fstat(session_.fd(), &session) != 0) return false;
-  std::string inode = fmt::format(" {} ", session.st_ino), line;
-  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
-  bool mapped = false;
-  while (!mapped && std::getline(maps, line))
-    mapped = line.find(inode) != line.npos && line.find("/memfd:") != line.npos;
+  bool mapped = maps_memory_file(static_cast<pid_t>(pid), session_.fd());
   std::string ids = status_field(static_cast<pid_t>(pid), "NSpid");  // one for each namespace that it is in
   return place->second = mapped && !ids.empty() && ids.find('\t') == ids.npos;
 }
