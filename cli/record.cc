@@ -390,12 +390,11 @@ class Recording {
     meta_.longest_pause_ns = service.longest_pause_ns();
     writer_->end(meta_);
     if (options_.quiet) return;
-    uint64_t lost = meta_.lost_no_thread_state, waited = 0;
+    uint64_t lost = meta_.lost_no_thread_state + meta_.lost_no_ring, waited = meta_.ring_waited_ticks;
     for (const TraceThread& t : meta_.threads) {
       for (uint64_t n : t.lost) lost += n;
       waited += t.waited_ticks;
     }
-    for (const auto& [site, n] : meta_.site_lost) lost += n[static_cast<unsigned>(LossCause::no_ring)];  // no thread's
     size_t armed = 0, refused = 0;
     for (const TargetSite& site : target_->sites())
       if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;

@@ -18,9 +18,10 @@ uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 class Watch {
  public:
   explicit Watch(SessionHeader* session) : session_(session) {}
-  bool alive(RingHeader* ring) {
+  // gone_beat: where the heartbeat is remembered with which it was found gone.
+  bool alive(uint64_t* gone_beat) {
     uint64_t seen = __atomic_load_n(&session_->heartbeat_ticks, __ATOMIC_RELAXED);
-    if (seen == ring->gone_beat) return false;
+    if (seen == __atomic_load_n(gone_beat, __ATOMIC_RELAXED)) return false;
     uint64_t now = ticks(), limit = session_->heartbeat_timeout_ticks;
     if (last_ == 0) {
       auto age = static_cast<int64_t>(now - seen);  // negative: the recorder's core is a little ahead
@@ -31,7 +32,7 @@ class Watch {
     last_ = now;
     beat_ = seen;
     if (silent_ < limit) return true;
-    ring->gone_beat = seen;  // the next record need not wait to find out
+    __atomic_store_n(gone_beat, seen, __ATOMIC_RELAXED);  // the next record need not wait to find out
     return false;
   }
 
@@ -40,6 +41,10 @@ class Watch {
   uint64_t beat_ = 0, last_ = 0, silent_ = 0;
 };
 
+bool is_recording(const SessionHeader* session) {
+  return __atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording);
+}
+
 // Whether room for a record that would end at `end` can still come. The consumer frees up to tail, never more; while
 // this thread sits here, a reservation that it interrupted keeps tail where it is. A handler that came since `end` was
 // computed may have moved tail beyond it (hence signed): then the caller looks again.
@@ -47,9 +52,7 @@ bool may_wait(SessionHeader* session, RingHeader* ring, uint64_t end, Watch& rec
   if (session->policy != FullPolicy::wait) return false;
   int64_t unpublished = static_cast<int64_t>(end - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED));
   if (unpublished > static_cast<int64_t>(session->ring_bytes)) return false;
-  if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording))
-    return false;
-  return recorder.alive(ring);
+  return is_recording(session) && recorder.alive(&ring->gone_beat);
 }
 
 void raise_to(uint32_t* word, uint32_t least) {
@@ -80,6 +83,39 @@ RingHeader* ring_take(SessionHeader* session, uint32_t pid, uint32_t tid, uint64
   return nullptr;
 }
 
+namespace {
+
+// Asks for a look and waits for its end, or for a ring that another's look frees. False: waiting is no use any more.
+bool await_look(SessionHeader* session, uint32_t freed, uint64_t until, Watch& recorder) {
+  uint32_t request = __atomic_add_fetch(&session->rings_wanted, 1, __ATOMIC_RELEASE);
+  while (static_cast<int32_t>(__atomic_load_n(&session->rings_looked, __ATOMIC_ACQUIRE) - request) < 0) {
+    if (__atomic_load_n(&session->rings_freed, __ATOMIC_RELAXED) != freed) return true;
+    if (!is_recording(session) || ticks() > until || !recorder.alive(&session->ring_gone_beat)) return false;
+    pause_hint();
+  }
+  return true;
+}
+
+}  // namespace
+
+RingHeader* ring_await(SessionHeader* session, uint32_t pid, uint32_t tid, uint64_t thread_pointer) {
+  uint64_t begun = ticks(), until = begun + kRingAwaitBeats * session->heartbeat_timeout_ticks;
+  if (session->policy == FullPolicy::drop || begun < __atomic_load_n(&session->rings_hopeless_until, __ATOMIC_RELAXED))
+    return nullptr;
+  Watch recorder(session);
+  RingHeader* ring = nullptr;
+  for (bool useful = true; useful && !ring;) {
+    uint32_t freed = __atomic_load_n(&session->rings_freed, __ATOMIC_ACQUIRE);
+    useful = await_look(session, freed, until, recorder);
+    ring = ring_take(session, pid, tid, thread_pointer);
+    // Those that were freed may have gone to others; but where none were, there are none.
+    if (__atomic_load_n(&session->rings_freed, __ATOMIC_RELAXED) == freed) useful = false;
+  }
+  __atomic_fetch_add(&session->ring_waits, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&session->ring_waited_ticks, ticks() - begun, __ATOMIC_RELAXED);
+  return ring;
+}
+
 void ring_end(RingHeader* ring, uint32_t tid) {
   static_assert(offsetof(RingHeader, state) == 0 && offsetof(RingHeader, tid) == 4);  // both in one word
   auto word = [&](RingState state) { return uint64_t{tid} << 32 | static_cast<uint32_t>(state); };
@@ -91,6 +127,7 @@ void ring_end(RingHeader* ring, uint32_t tid) {
 void count_loss(SessionHeader* session, RingHeader* ring, uint32_t site, LossCause cause) {
   unsigned index = static_cast<unsigned>(cause);
   if (ring) local_add(&ring->lost[index], 1);
+  else __atomic_fetch_add(&session->lost_no_ring, 1, __ATOMIC_RELAXED);
   if (site < __atomic_load_n(&session->site_count, __ATOMIC_RELAXED))
     __atomic_fetch_add(&session_counters(session)[site].lost[index], 1, __ATOMIC_RELAXED);
 }

@@ -31,11 +31,15 @@ struct Reservation {
 
 // Takes a free ring for the calling thread: one compare-exchange per try. Null if there is none (not counted).
 RingHeader* ring_take(SessionHeader* session, uint32_t pid, uint32_t tid, uint64_t thread_pointer);
+// The same when there was none: unless hits are to be dropped, asks the recorder to free rings of threads that are gone, and spins
+// until it has, or has found that there are none, or is gone; at most kRingAwaitBeats heartbeat timeouts. The time is counted.
+constexpr unsigned kRingAwaitBeats = 16;
+RingHeader* ring_await(SessionHeader* session, uint32_t pid, uint32_t tid, uint64_t thread_pointer);
 // Gives it back if it is still that of the thread `tid`; the recorder frees it when it is drained. It may have done so already,
 // of a thread that was gone, and another may have taken it. Nothing may be written to the ring afterwards.
 void ring_end(RingHeader* ring, uint32_t tid);
 
-// Counts one lost record in the ring (null: none was to be had) and the site.
+// Counts one lost record in the ring (null: none was to be had; then in the session) and the site.
 void count_loss(SessionHeader* session, RingHeader* ring, uint32_t site, LossCause cause);
 
 Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t site, uint32_t words);

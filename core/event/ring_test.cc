@@ -28,7 +28,6 @@ struct TestSession {
     REQUIRE(memory != MAP_FAILED);
     header = new (memory) SessionHeader{};
     header->size = size;
-    header->sites_offset = kPage;
     header->counters_offset = counters;
     header->rings_offset = first_ring;
     header->ring_bytes = ring_bytes;

@@ -50,7 +50,6 @@ constexpr unsigned kDisarmCauses = static_cast<unsigned>(DisarmCause::count);
 struct SessionHeader {
   uint64_t magic;
   uint64_t size;  // of the whole mapping
-  uint64_t sites_offset;  // kSitesOffset
   uint64_t counters_offset, rings_offset;
   uint64_t ring_bytes;  // a power of two
   uint32_t ring_count;
@@ -66,9 +65,20 @@ struct SessionHeader {
   alignas(64) uint32_t requested;  // a thread of the target asks (libraries changed) and waits until answered >= it
   uint32_t rings_taken;            // high-water mark of rings ever taken
   uint64_t lost_no_thread_state;   // hits of threads for which no thread state was left
+  uint64_t lost_no_ring;           // of threads for which no ring was
+  uint64_t ring_waits;             // times a thread waited for a ring
+  uint64_t ring_waited_ticks;
+  uint64_t ring_gone_beat;         // as RingHeader::gone_beat, of the waiting for a ring
   uint32_t exiting_pid;            // a process of the target that is about to end and waits for the host to look at it
   uint32_t disarmed[kDisarmCauses];  // processes of the target whose traps the agent took out
   char check_reason[160];          // why the agent stopped by itself (SONDE_CHECK); "" if it did not
+
+  // No ring is free: a thread asks the recorder to look for rings of threads that are gone, and waits until rings_looked >= its
+  // request. See ring_await.
+  alignas(64) uint32_t rings_wanted;
+  alignas(64) uint32_t rings_looked;  // written by the recorder, as the rest
+  uint32_t rings_freed;               // rings freed so far
+  uint64_t rings_hopeless_until;      // ticks; a look found that living threads hold them all: until then waiting is no use
 };
 static_assert(sizeof(SessionHeader) <= kPage);
 

@@ -38,12 +38,17 @@ SONDE_HOT ThreadState* this_thread(SessionHeader* session) {
 
 constexpr uint32_t kRingRetryHits = 4096;
 
-// All rings were taken when the thread came; some may have been freed since.
+// All rings were taken when the thread came: its first hit waits for one, later ones look whether one has been freed. A handler
+// that interrupts the waiting does the same, and may be sooner.
 [[gnu::noinline]] bool take_ring_late(SessionHeader* session, ThreadState* thread, uint32_t site) {
-  if (++thread->ring_retry % kRingRetryHits == 0)
-    thread->ring = ring_take(session, thread->pid, thread->tid, thread->key);
+  RingHeader *ring = nullptr, *none = nullptr;
+  if (thread->ring_retry == 0) ring = ring_await(session, thread->pid, thread->tid, thread->key);
+  else if (thread->ring_retry % kRingRetryHits == 0) ring = ring_take(session, thread->pid, thread->tid, thread->key);
+  thread->ring_retry++;
+  bool superfluous = ring && !__atomic_compare_exchange_n(&thread->ring, &none, ring, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  if (superfluous) ring_end(ring, thread->tid);
   if (thread->ring) allow_usual_path(session, thread);
-  if (!thread->ring) count_loss(session, nullptr, site, LossCause::no_ring);
+  else count_loss(session, nullptr, site, LossCause::no_ring);
   return thread->ring;
 }
 

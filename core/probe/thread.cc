@@ -51,6 +51,7 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   state->tid_word = find_tid_word(state, key);
   state->tid_value = *state->tid_word;
   state->ring = ring_take(session, state->pid, state->tid, key);
+  state->ring_retry = 0;
   __atomic_store_n(&state->key, key, __ATOMIC_RELEASE);
   allow_usual_path(session, state);
   return state;

@@ -32,7 +32,7 @@ struct alignas(128) ThreadState {
   uint32_t held_entries;  // about: those it has taken and not given away, in use or in its list
   uint32_t pid;
   uint32_t no_tid_word;
-  uint32_t ring_retry;  // hits until a ring is asked for again
+  uint32_t ring_retry;  // hits without a ring; see take_ring_late in hit.cc
   uint32_t takes;  // from others, while it held too many
 };
 static_assert(sizeof(ThreadState) == 128);

@@ -38,9 +38,7 @@ Footer gather(const Recording& recording, const Survey& survey) {
     for (unsigned c = 0; c < kLossCauses; c++)
       if (t.lost[c]) f.lost[describe(static_cast<LossCause>(c))] += t.lost[c];
   }
-  // Of threads without a ring only the sites count.
-  for (const RecordedSite& s : recording.sites)
-    if (uint64_t n = s.lost[static_cast<unsigned>(LossCause::no_ring)]) f.lost[describe(LossCause::no_ring)] += n;
+  if (recording.lost_no_ring) f.lost[describe(LossCause::no_ring)] += recording.lost_no_ring;
   if (recording.lost_no_thread_state) f.lost["no state left for the thread"] += recording.lost_no_thread_state;
   for (const RefusedFunction& r : recording.refused) f.refused[r.reason.substr(0, r.reason.find(" (at"))]++;
   for (const RecordedSite& s : recording.sites)
@@ -102,8 +100,13 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
   if (!recording.ended.empty())
     text += fmt::format("; the program {} {}", recording.ended.starts_with("killed") ? "was" : "ended with",
                         recording.ended);
-  text += fmt::format("\n{}; waited for room in a ring: {} ({} times)\n", losses(recording, f),
+  text += fmt::format("\n{}; waited for room in a ring: {} ({} times)", losses(recording, f),
                       format_time(recording.nanoseconds(f.waited_ticks)), format_count(f.waits));
+  if (recording.ring_waits)
+    text += fmt::format("; new threads waited for a ring: {} ({} times)",
+                        format_time(recording.nanoseconds(recording.ring_waited_ticks)),
+                        format_count(recording.ring_waits));
+  text += "\n";
   if (recording.summed) text += sums_text(recording);
   if (f.in_flight) text += fmt::format("calls still running at the end: {}\n", format_count(f.in_flight));
   if (survey.stacks) {
@@ -146,6 +149,8 @@ std::string footer_json(const Recording& recording, const Survey& survey) {
                       {"not_written_why", recording.not_written_why},
                       {"waits", f.waits},
                       {"waited_ns", recording.nanoseconds(f.waited_ticks)},
+                      {"ring_waits", recording.ring_waits},
+                      {"ring_waited_ns", recording.nanoseconds(recording.ring_waited_ticks)},
                       {"stacks", survey.stacks},
                       {"unreliable_stacks", survey.unreliable_stacks},
                       {"refused", f.refused},

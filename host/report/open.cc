@@ -68,6 +68,9 @@ Result<Recording> open_recording(const std::string& path) {
   recording.summed = meta.policy == "sum";
   if (recording.summed) recording.sums = SONDE_TRY_CONTEXT(source->sums(), path);
   recording.lost_no_thread_state = meta.lost_no_thread_state;
+  recording.lost_no_ring = meta.lost_no_ring;
+  recording.ring_waits = meta.ring_waits;
+  recording.ring_waited_ticks = meta.ring_waited_ticks;
   recording.complete = meta.complete;
   recording.not_written = meta.unwritten_records;
   recording.not_written_why = meta.failure;

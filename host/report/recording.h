@@ -75,7 +75,8 @@ struct Recording {
   std::vector<RecordedSite> sites;
   std::vector<RefusedFunction> refused;
   std::vector<RecordedImage> images;
-  uint64_t lost_no_thread_state = 0;
+  uint64_t lost_no_thread_state = 0, lost_no_ring = 0;  // of no thread's ring
+  uint64_t ring_waits = 0, ring_waited_ticks = 0;  // threads that waited for a ring
   bool complete = true;  // false: the end of the recording is not in the file
   uint64_t not_written = 0;  // events that were recorded and are not in the file
   std::string not_written_why;  // "" if everything is

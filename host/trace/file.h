@@ -62,7 +62,8 @@ struct TraceMeta {
   int wait_status = -1;  // of the program; -1: unknown
   bool complete = false;  // the end chunk is there
   int64_t longest_pause_ns = 0;
-  uint64_t lost_no_thread_state = 0;
+  uint64_t lost_no_thread_state = 0, lost_no_ring = 0;  // of no thread's ring
+  uint64_t ring_waits = 0, ring_waited_ticks = 0;  // threads that waited for a ring
   uint64_t unwritten_records = 0;  // left out of the file
   std::string failure;  // why, or why something else was; "" if the file is whole
   std::vector<TraceImage> images;

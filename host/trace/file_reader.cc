@@ -189,6 +189,9 @@ void TraceReader::merge_end(const nlohmann::json& j) {
   meta_.wait_status = j.at("wait_status");
   meta_.longest_pause_ns = j.at("longest_pause_ns");
   meta_.lost_no_thread_state = j.at("lost_no_thread_state");
+  meta_.lost_no_ring = j.at("lost_no_ring");
+  meta_.ring_waits = j.at("ring_waits");
+  meta_.ring_waited_ticks = j.at("ring_waited_ticks");
   meta_.unwritten_records = j.at("unwritten_records");
   auto notes = j.at("notes").get<std::vector<std::string>>();
   meta_.notes.insert(meta_.notes.end(), notes.begin(), notes.end());

@@ -260,6 +260,9 @@ void TraceWriter::end(const TraceMeta& meta) {
                               {"site_lost", lost},
                               {"image_to", gone},
                               {"lost_no_thread_state", meta.lost_no_thread_state},
+                              {"lost_no_ring", meta.lost_no_ring},
+                              {"ring_waits", meta.ring_waits},
+                              {"ring_waited_ticks", meta.ring_waited_ticks},
                               {"unwritten_records", unwritten_},
                               {"failure", failure_},
                               {"notes", meta.notes}}));

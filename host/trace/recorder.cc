@@ -13,6 +13,7 @@
 
 #include "core/base/check.h"
 #include "host/target/presence.h"
+#include "core/native/ticks.h"
 #include "host/target/threads.h"
 
 namespace sonde::host {
@@ -39,6 +40,18 @@ std::string thread_name(uint32_t pid, uint32_t tid) {
   std::ifstream comm(task_path(pid, tid) + "/comm");
   std::getline(comm, name);
   return name;
+}
+
+// The thread is there, but on its way out of the kernel: it runs no instruction of the program any more.
+bool is_exiting(uint32_t pid, uint32_t tid) {
+  constexpr unsigned long kExiting = 4;  // PF_EXITING, Linux include/linux/sched.h
+  std::string line;
+  std::ifstream stat(task_path(pid, tid) + "/stat");
+  std::getline(stat, line);
+  size_t name_end = line.rfind(')');
+  unsigned long flags = 0;
+  bool found = name_end != line.npos && std::sscanf(line.c_str() + name_end + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1;
+  return found && flags & kExiting;
 }
 
 template <class T>
@@ -122,8 +135,8 @@ bool Recorder::look_at(uint32_t i) {
   if (!view.seen) {
     if (taken == 0) return false;  // its thread is just writing down who it is
     uint32_t pid = load(ring->pid), tid = load(ring->tid);
-    bool known = in_session(pid) && access(task_path(pid, tid).c_str(), F_OK) == 0;
-    view = {new_thread(pid, tid), true, false, known, taken, 0};
+    bool process_known = in_session(pid), known = process_known && access(task_path(pid, tid).c_str(), F_OK) == 0;
+    view = {new_thread(pid, tid), true, false, known, process_known, taken, 0};
   } else if (view.taken_ticks != taken && !view.closed) {
     close_ring(i, "it was taken a second time");  // only recycle_ended gives rings away
   }
@@ -132,11 +145,13 @@ bool Recorder::look_at(uint32_t i) {
 
 bool Recorder::poll() {
   uint64_t all = 0, fullest = 0;
+  uint32_t wanted = load(session_.header()->rings_wanted);  // first: what was taken before is seen below
   for (uint32_t i = 0, taken = rings_taken(); i < taken; i++) {
     uint64_t bytes = drain(i);
     all += bytes;
     fullest = std::max(fullest, bytes);
   }
+  if (wanted != looked_) free_wanted(wanted);
   int64_t now = steady_ns();
   if (now - last_flush_ns_ > kFlushEveryNs) flush_all(now);
   choose_pause(now, fullest);
@@ -173,7 +188,7 @@ void Recorder::choose_pause(int64_t now, uint64_t fullest) {
 void Recorder::flush_all(int64_t now) {
   last_flush_ns_ = now;
   for (uint32_t i = 0; i < threads_.size(); i++) flush(i);
-  recycle_ended();
+  recycle_ended(Look::now_and_then);
   if (summing_) return take_sums(now);
   if (now - last_account_ns_ < kAccountEveryNs || calls_ == calls_at_account_) return;
   last_account_ns_ = now;
@@ -295,8 +310,33 @@ void Recorder::note_unfinished_record(uint32_t i) {
                    threads_[rings_[i].thread].info.tid, load(ring->reserve) - load(ring->tail)));
 }
 
-// A drained ring whose thread gave it up, or is known to be gone, may be taken by a new thread.
-void Recorder::recycle_ended() {
+// Whether the thread that took the ring will write no more. close: also where it was gone before it was seen, for which its process
+// speaks, or where the kernel is still busy with its end.
+bool Recorder::is_over(const RingView& view, Look look) {
+  TraceThread& t = threads_[view.thread].info;
+  bool there = access(task_path(t.pid, t.tid).c_str(), F_OK) == 0;
+  if (there) return look == Look::close && view.thread_known && is_exiting(t.pid, t.tid);
+  if (view.thread_known || (look == Look::close && view.process_known)) return true;
+  if (look == Look::now_and_then && !t.outlived) t.outlived = outlives(t.pid);  // a number of other processes', perhaps
+  return false;
+}
+
+// Threads of the target wait for a ring.
+void Recorder::free_wanted(uint32_t wanted) {
+  constexpr uint64_t kRest = 8;  // times what the look took: so long none is made that would be in vain
+  uint64_t begun = ticks();
+  bool helped = recycle_ended(Look::wanted) || recycle_ended(Look::close);
+  if (!helped) {
+    uint64_t now = ticks();
+    __atomic_store_n(&session_.header()->rings_hopeless_until, now + kRest * (now - begun), __ATOMIC_RELAXED);
+  }
+  looked_ = wanted;
+  __atomic_store_n(&session_.header()->rings_looked, wanted, __ATOMIC_RELEASE);
+}
+
+// A drained ring whose thread gave it up, or is known to be gone, may be taken by a new thread. How many there were.
+uint32_t Recorder::recycle_ended(Look look) {
+  uint32_t freed = 0;
   for (uint32_t i = 0, taken = rings_taken(); i < taken; i++) {
     RingHeader* ring = session_.ring(i);
     RingView& view = rings_[i];
@@ -305,11 +345,7 @@ void Recorder::recycle_ended() {
     TraceThread& t = threads_[view.thread].info;
     bool given_back = state == static_cast<uint32_t>(RingState::ended);
     if (!given_back) {
-      if (access(task_path(t.pid, t.tid).c_str(), F_OK) == 0) continue;
-      if (!view.thread_known) {  // gone before it was seen, or a number of other processes'
-        if (!t.outlived) t.outlived = outlives(t.pid);
-        continue;
-      }
+      if (!is_over(view, look)) continue;
       processes_.erase(t.pid);  // the number may come back as another process
     }
     drain(i);
@@ -323,7 +359,10 @@ void Recorder::recycle_ended() {
     std::memset(reinterpret_cast<char*>(ring) + offsetof(RingHeader, tid), 0,
                 sizeof(RingHeader) - offsetof(RingHeader, tid));
     __atomic_store_n(&ring->state, static_cast<uint32_t>(RingState::free), __ATOMIC_RELEASE);
+    __atomic_store_n(&session_.header()->rings_freed, ++rings_freed_, __ATOMIC_RELEASE);
+    freed++;
   }
+  return freed;
 }
 
 // Only where the target has written: to read a hole of the sparse mapping would fill it.
@@ -366,6 +405,9 @@ void Recorder::finish(TraceMeta& meta) {
     meta.threads.push_back(threads_[i].info);
   }
   meta.lost_no_thread_state = load(session_.header()->lost_no_thread_state);
+  meta.lost_no_ring = load(session_.header()->lost_no_ring);
+  meta.ring_waits = load(session_.header()->ring_waits);
+  meta.ring_waited_ticks = load(session_.header()->ring_waited_ticks);
   count_site_losses(meta);
   meta.notes.insert(meta.notes.end(), notes_.begin(), notes_.end());
 }

@@ -48,6 +48,7 @@ class Recorder {
     uint32_t thread = 0;  // index into threads_, valid if seen
     bool seen = false, closed = false;
     bool thread_known = false;  // /proc shows the thread that took it: when it goes, the ring is free
+    bool process_known = false;  // the same of its process
     uint64_t taken_ticks = 0, head = 0;
   };
   struct Thread {
@@ -67,7 +68,10 @@ class Recorder {
   void take_sums(int64_t now);
   int find_thread(uint32_t pid, uint32_t tid) const;
   void note_unfinished_record(uint32_t ring);
-  void recycle_ended();
+  enum class Look { now_and_then, wanted, close };
+  uint32_t recycle_ended(Look look);
+  bool is_over(const RingView& view, Look look);
+  void free_wanted(uint32_t wanted);
   bool in_session(uint32_t pid);
   bool outlives(uint32_t pid);
   void note(std::string sentence);
@@ -84,6 +88,8 @@ class Recorder {
   int64_t sums_every_ns_;
   std::map<uint32_t, bool> processes_;  // those that were asked whether they map the session
   uint64_t calls_ = 0, stacks_ = 0, calls_at_account_ = 0;
+  uint32_t rings_freed_ = 0;
+  uint32_t looked_ = 0;  // the last of the target's requests for a ring that was answered
   int64_t last_poll_ns_, last_flush_ns_, last_account_ns_, last_look_ns_ = 0;
   int64_t pause_ns_ = 0;
 };

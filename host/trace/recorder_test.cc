@@ -133,6 +133,7 @@ TEST_CASE("recorder: losses come out by thread and by site") {
   CHECK(m.site_lost.at(1)[static_cast<unsigned>(LossCause::ring_full)] == refused);
   CHECK(m.site_lost.at(99999)[static_cast<unsigned>(LossCause::nesting)] == 1);
   CHECK(m.site_lost.at(54321)[static_cast<unsigned>(LossCause::no_ring)] == 1);
+  CHECK(m.lost_no_ring == 1);
 }
 
 TEST_CASE("recorder: a ring that makes no sense is closed, said, and never blocks its thread") {
@@ -275,6 +276,69 @@ TEST_CASE("recorder: the ring of a thread that vanished is freed, one of an unkn
   CHECK(any_note(reader.meta(), "ended while it wrote a record"));
   close(go[0]);
   close(go[1]);
+}
+
+TEST_CASE("recorder: a thread that finds no ring waits for those of threads that are gone, but not for living ones") {
+  Bench b({.ring_count = 2, .ring_bytes = 1 << 16, .max_sites = 10});
+  SessionHeader* session = b.session->header();
+  auto await = [&] {  // while the recorder works
+    std::atomic<bool> done = false;
+    RingHeader* ring = nullptr;
+    std::thread waiter([&] {
+      ring = ring_await(session, static_cast<uint32_t>(getpid()), static_cast<uint32_t>(gettid()), 1);
+      if (ring) b.write(ring, 3);
+      done = true;
+    });
+    while (!done) b.recorder->poll();
+    waiter.join();
+    return ring;
+  };
+  for (uint64_t i = 0; i < 2; i++)  // gone before the recorder sees them
+    std::thread([&] { b.write(b.take(), 1 + i); }).join();
+  CHECK(b.take() == nullptr);
+  CHECK(await() != nullptr);
+  CHECK(session->ring_waits == 1);
+  CHECK(session->ring_waited_ticks > 0);
+  CHECK(session->rings_freed == 2);
+
+  // Now this thread takes both, and it lives.
+  CHECK(b.take() != nullptr);
+  std::atomic<bool> enough = false;
+  std::thread poller([&] {
+    while (!enough) b.recorder->poll();
+  });
+  CHECK(ring_await(session, static_cast<uint32_t>(getpid()), static_cast<uint32_t>(gettid()), 1) != nullptr);
+  enough = true;
+  poller.join();
+  CHECK(await() == nullptr);
+  uint64_t waits = session->ring_waits;
+  CHECK(waits == 3);
+  CHECK(session->rings_hopeless_until > 0);
+  session->rings_hopeless_until = ~uint64_t{0};
+  CHECK(ring_await(session, 1, 1, 1) == nullptr);  // nobody polls: it would not come back
+  CHECK(session->ring_waits == waits);
+  TraceReader reader = b.finish();
+  CHECK(reader.meta().ring_waits == waits);
+  Words all;
+  for (auto& [thread, words] : numbers(reader)) all.insert(all.end(), words.begin(), words.end());
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  CHECK(all == Words{1, 2, 3});
+}
+
+TEST_CASE("recorder: nobody waits for a ring with --drop, for a stopped session or a dead recorder") {
+  for (int way = 0; way < 3; way++) {
+    Bench b({.policy = way == 0 ? FullPolicy::drop : FullPolicy::wait,
+             .ring_count = 1,
+             .ring_bytes = 1 << 16,
+             .max_sites = 10});
+    SessionHeader* session = b.session->header();
+    REQUIRE(b.take());
+    if (way == 1) b.session->set_state(SessionState::stopped);
+    if (way == 2) session->heartbeat_timeout_ticks = 0;  // so long was the heart silent
+    CHECK(ring_await(session, 1, 1, 1) == nullptr);
+    CHECK(session->ring_waits == (way != 0));
+  }
 }
 
 namespace {

@@ -92,7 +92,6 @@ TEST_CASE("a signal at every instruction of a write: both records come out whole
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
   session = new (memory) SessionHeader{};
-  session->sites_offset = kPage;
   session->counters_offset = 2 * kPage;
   session->rings_offset = 3 * kPage;
   session->ring_bytes = kRingBytes;

@@ -34,8 +34,7 @@ SessionLayout lay_out(const SessionOptions& options) {
   l.ring_bytes = options.ring_bytes;
   l.ring_count = options.ring_count;
   l.max_sites = options.max_sites;
-  l.sites_offset = kSitesOffset;
-  l.counters_offset = page_up(l.sites_offset + uint64_t{l.max_sites} * sizeof(Site));
+  l.counters_offset = page_up(kSitesOffset + uint64_t{l.max_sites} * sizeof(Site));
   l.rings_offset = page_up(l.counters_offset + uint64_t{l.max_sites} * sizeof(SiteCounters));
   l.size = l.rings_offset + l.ring_count * (kPage + l.ring_bytes);
   return l;
@@ -68,7 +67,6 @@ Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options) 
   session->early_clock_ = TickClock(session->start_clock_, sample_clock());
   SessionHeader* h = session->header_ = new (memory) SessionHeader{};
   h->size = l.size;
-  h->sites_offset = l.sites_offset;
   h->counters_offset = l.counters_offset;
   h->rings_offset = l.rings_offset;
   h->ring_bytes = l.ring_bytes;

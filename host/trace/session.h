@@ -23,7 +23,7 @@ struct SessionOptions {
 };
 
 struct SessionLayout {
-  uint64_t size, sites_offset, counters_offset, rings_offset, ring_bytes;
+  uint64_t size, counters_offset, rings_offset, ring_bytes;
   uint32_t ring_count, max_sites;
 };
 
@@ -41,7 +41,7 @@ class Session {
   const ClockSample& start_clock() const { return start_clock_; }
   const TickClock& early_clock() const { return early_clock_; }  // good to 0.1 %, before the recording is over
 
-  Site* sites() const { return at<Site>(layout_.sites_offset); }
+  Site* sites() const { return at<Site>(kSitesOffset); }
   SiteCounters* counters() const { return at<SiteCounters>(layout_.counters_offset); }
   RingHeader* ring(uint32_t i) const { return at<RingHeader>(layout_.rings_offset + i * (kPage + layout_.ring_bytes)); }
 

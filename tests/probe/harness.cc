@@ -70,7 +70,6 @@ SessionHeader* make_session(const HarnessOptions& options) {
   auto* session = static_cast<SessionHeader*>(map_pages(size, PROT_READ | PROT_WRITE, MAP_SHARED));
   session->magic = kSessionMagic;
   session->size = size;
-  session->sites_offset = sites;
   session->counters_offset = counters;
   session->rings_offset = rings;
   session->ring_bytes = options.ring_bytes;
