@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "cli/commands.h"
@@ -366,10 +367,22 @@ class Recording {
   // left by longjmp or ended within; a process that ended unseen (a fatal signal, exec) those that ran.
   void note_unseen() {
     if (options_.sum) return;  // the trees hold them
-    uint64_t of_threads = 0, of_processes = 0;
-    for (const TraceThread& t : meta_.threads)
-      if (uint64_t known = t.records + t.lost_calls; t.calls > known)
-        (t.outlived ? of_threads : of_processes) += t.calls - known;
+    // A call may end in another thread than it began in (coroutines): only what a process as a whole lacks is missing.
+    struct Missing {
+      int64_t all = 0, of_threads = 0;
+    };
+    std::map<uint32_t, Missing> missing;
+    for (const TraceThread& t : meta_.threads) {
+      auto n = static_cast<int64_t>(t.calls - t.records - t.lost_calls);
+      missing[t.pid].all += n;
+      if (t.outlived && n > 0) missing[t.pid].of_threads += n;
+    }
+    int64_t of_threads = 0, of_processes = 0;
+    for (const auto& [pid, m] : missing) {
+      int64_t all = std::max<int64_t>(m.all, 0), ended = std::min(all, m.of_threads);
+      of_threads += ended;
+      of_processes += all - ended;
+    }
     if (of_threads)
       meta_.notes.push_back(
           fmt::format("{} calls ended with their threads, without a return: they are counted here only", of_threads));

@@ -30,7 +30,7 @@ static_assert(offsetof(ThreadState, ring) == THREAD_RING && offsetof(ThreadState
 static_assert(offsetof(ThreadState, guards) == THREAD_GUARD && offsetof(ThreadState, usual_key) == THREAD_USUAL);
 static_assert(offsetof(ThreadState, usual_owner) == THREAD_TID_IN_USE);
 static_assert(offsetof(RingHeader, tail) == RING_TAIL && offsetof(RingHeader, reserve) == RING_RESERVE);
-static_assert(offsetof(RingHeader, nested) == RING_NESTED && offsetof(RingHeader, limit) == RING_LIMIT);
+static_assert(kUsualWriter == USUAL_WRITER && offsetof(RingHeader, limit) == RING_LIMIT);
 static_assert(offsetof(RingHeader, mask) == RING_MASK && offsetof(RingHeader, calls) == RING_CALLS);
 static_assert(kPage == RING_DATA && kCallWords * 8 == CALL_RECORD_BYTES);
 static_assert(record_word(RecordType::call, static_cast<uint8_t>(ExitKind::returned), 0, 0) == CALL_RETURNED);

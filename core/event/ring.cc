@@ -137,12 +137,13 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
   Reservation result;
   Watch recorder(session);
   while (bytes <= size / 2) {  // a hole in front is shorter than its record: both always fit into an empty ring
-    uint64_t at = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), position = at & (size - 1);
+    uint64_t word = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), at = word & ~kUsualWriter,
+             position = at & (size - 1);
     uint64_t hole = position + bytes > size ? size - position : 0;
     uint64_t end = at + hole + bytes;
     uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
     if (end - head <= size) {
-      if (!local_compare_exchange(&ring->reserve, &at, end)) continue;
+      if (!local_compare_exchange(&ring->reserve, &word, end | (word & kUsualWriter))) continue;
       // A handler that came meanwhile may have set it farther: what is stored here is still true, only sooner reached.
       __atomic_store_n(&ring->limit, least((end | (size - 1)) + 1, head + size), __ATOMIC_RELAXED);
       uint64_t* data = ring_data(ring);
@@ -158,8 +159,11 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
     pause_hint();
   }
   if (wait_started) local_add(&ring->waited_ticks, ticks() - wait_started);
-  if (!result.words) count_loss(session, ring, site, LossCause::ring_full);
-  return result;
+  if (result.words) return result;
+  local_add(&ring->nested, -kOpenWriter);
+  ring_publish(ring);  // others may have left that to this one
+  count_loss(session, ring, site, LossCause::ring_full);
+  return {};
 }
 
 void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words) {
@@ -170,19 +174,18 @@ void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservat
 
 // The unpublished bytes may pass the ring's end; a hole may not.
 void ring_abandon_all(SessionHeader* session, RingHeader* ring) {
-  uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_RELAXED), left, nested;
-  do {  // both from one moment: a signal in between adds to both
-    nested = __atomic_load_n(&ring->nested, __ATOMIC_RELAXED);
-    left = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) - at;
-  } while (nested != __atomic_load_n(&ring->nested, __ATOMIC_RELAXED));
+  uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_RELAXED);
+  uint64_t end = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) & ~kUsualWriter, left = end - at;
+  local_add(&ring->lost[static_cast<unsigned>(LossCause::abandoned)], ring_in_flight(ring));
+  __atomic_store_n(&ring->nested, 0, __ATOMIC_RELAXED);
   if (!left) return;
   uint64_t size = session->ring_bytes, position = at & (size - 1);
   uint64_t first = left < size - position ? left : size - position;
   uint64_t* data = ring_data(ring);
   data[position / 8] = record_word(RecordType::hole, 0, 0, static_cast<uint32_t>(first / 8));
   if (left > first) data[0] = record_word(RecordType::hole, 0, 0, static_cast<uint32_t>((left - first) / 8));
-  local_add(&ring->lost[static_cast<unsigned>(LossCause::abandoned)], 1 + nested);
-  ring_commit(ring, {data, at});
+  __atomic_store_n(&ring->reserve, end, __ATOMIC_RELAXED);
+  __atomic_store_n(&ring->tail, end, __ATOMIC_RELEASE);
 }
 
 }  // namespace sonde

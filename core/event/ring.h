@@ -1,15 +1,17 @@
 // The producer's end of a ring. One thread writes; its signal handlers may interrupt it at any instruction and write
-// records of their own in between. Space is reserved by one instruction, and the outermost reservation publishes
-// everything when it is committed, so the consumer never sees a record half written.
+// records of their own in between. A handler may also go on with another context of the program (swapcontext) and come
+// back much later, so writers end in any order. Space is reserved by one instruction, and what is in flight is published when
+// all of it is committed, by whoever commits last: the consumer never sees a record half written.
 //
 //   0        head            tail            reserve          all grow for ever; position in the ring = value mod size
 //   |..free..|###published###|~~~in flight~~~|..free..|
-//                            ^ outermost reservation: the one that starts at tail
 //
-// No state is held before the reserving compare-exchange and none is needed after the publishing store, so a signal may
-// arrive anywhere: in front of the compare-exchange the interrupted writer holds nothing (its compare-exchange fails and
-// it looks again); behind it the handler's records start above tail, are left to the interrupted writer to publish, and
-// that one looks at `reserve` again after each publishing store.
+// Who writes: `nested` counts the writers, before they reserve; its lower half those that have not committed, its upper half
+// those that have and are not published. The usual path (core/native/x86_64/trampolines.S) is not counted: it reserves only where
+// nothing is in flight, and the same compare-exchange sets bit 0 of `reserve`; so there is at most one such writer, its record
+// stands at tail, and it alone moves tail, before it clears the bit. Everything up to `reserve` is committed if its bit was clear
+// and after that the count was none. A writer that commits looks whether that is so, and then moves tail there by compare-exchange;
+// the usual one does not look: what it leaves, the next writer, who will not find the ring at rest, or the recorder at the end sees.
 //
 // Longest path: wait policy, ring full. Then the producer spins without system calls until there is room, until the
 // recorder's heartbeat has not come for heartbeat_timeout_ticks, or until the session stops; the time is counted. A handler
@@ -46,38 +48,66 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
 
 // Room for `words` contiguous 64-bit words (a hole fills the end of the ring if the record would wrap).
 // Every successful reservation must be committed, or marked by ring_abandon, before the next outermost one.
+constexpr uint64_t kUsualWriter = 1;  // in `reserve`
+constexpr uint64_t kOpenWriter = 1, kDoneWriter = uint64_t{1} << 32;  // in `nested`
+
 inline Reservation ring_reserve(SessionHeader* session, RingHeader* ring, uint32_t site, uint32_t words) {
+  local_add(&ring->nested, kOpenWriter);
   uint64_t at = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), end = at + uint64_t{words} * 8;
   if (__builtin_expect(end <= __atomic_load_n(&ring->limit, __ATOMIC_RELAXED), 1) &&
       __builtin_expect(local_compare_exchange(&ring->reserve, &at, end), 1))
-    return {ring_data(ring) + (at & ring->mask) / 8, at};
+    return {ring_data(ring) + (at & ring->mask) / 8, at & ~kUsualWriter};
   return ring_reserve_slow(session, ring, site, words);
 }
 
-// The record is complete. Publishes it and those of the handlers that came in between; within such a handler, only
-// leaves it for the interrupted writer to publish.
-inline void ring_commit(RingHeader* ring, Reservation reservation) {
-  if (__builtin_expect(__atomic_load_n(&ring->tail, __ATOMIC_RELAXED) != reservation.offset, 0))
-    return local_add(&ring->nested, 1);
-  uint64_t end = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), published;
-  do {
-    published = end;
-    __atomic_store_n(&ring->tail, end, __ATOMIC_RELEASE);
+// Where the records end that are complete, if all in flight are; else tail. Also for the consumer, when the producer is gone.
+inline uint64_t ring_committed(const RingHeader* ring) {
+  uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE), end = __atomic_load_n(&ring->reserve, __ATOMIC_ACQUIRE);
+  uint32_t open = static_cast<uint32_t>(__atomic_load_n(&ring->nested, __ATOMIC_ACQUIRE));
+  return open || end & kUsualWriter ? at : end;
+}
+
+// Publishes what is in flight if all of it is committed.
+inline void ring_publish(RingHeader* ring) {
+  for (;;) {
+    uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_RELAXED), end = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    end = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED);
-  } while (__builtin_expect(end != published, 0));
-  if (__builtin_expect(__atomic_load_n(&ring->nested, __ATOMIC_RELAXED) != 0, 0))
-    __atomic_store_n(&ring->nested, 0, __ATOMIC_RELAXED);
+    uint64_t nested = __atomic_load_n(&ring->nested, __ATOMIC_RELAXED);
+    if (static_cast<uint32_t>(nested) || end & kUsualWriter) return;
+    if (end != at) {
+      __atomic_thread_fence(__ATOMIC_RELEASE);
+      local_compare_exchange(&ring->tail, &at, end);
+    } else if (!nested || local_compare_exchange(&ring->nested, &nested, 0)) {
+      return;
+    }
+  }
+}
+
+// The record is complete. Publishes it, with those of others in between, unless one of them is still being written.
+inline void ring_commit(RingHeader* ring, Reservation) {
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  local_add(&ring->nested, kDoneWriter - kOpenWriter);
+  ring_publish(ring);
 }
 
 // For a reservation whose writer never came back (a signal handler left by longjmp): turns it into a hole, counts it as
 // abandoned and commits it. `words` as reserved. Reservations that interrupted each other: the innermost first.
 void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words);
 
-// The same when the reservations are not known: to be called by a writer that knows that it is the outermost one of
-// its thread, when ring_idle says false. Everything unpublished becomes a hole and is counted as abandoned.
+// The same when the reservations are not known, and no writer of the ring will come back. Everything unpublished becomes a hole
+// and is counted as abandoned.
 inline bool ring_idle(const RingHeader* ring) {
   return __atomic_load_n(&ring->tail, __ATOMIC_RELAXED) == __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED);
+}
+// The same after publishing what can be.
+inline bool ring_comes_to_rest(RingHeader* ring) {
+  if (!ring_idle(ring)) ring_publish(ring);
+  return ring_idle(ring);
+}
+// How many records are in flight.
+inline uint64_t ring_in_flight(const RingHeader* ring) {
+  uint64_t nested = __atomic_load_n(&ring->nested, __ATOMIC_RELAXED);
+  return (nested >> 32) + static_cast<uint32_t>(nested) + (__atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) & kUsualWriter);
 }
 void ring_abandon_all(SessionHeader* session, RingHeader* ring);
 

@@ -151,7 +151,7 @@ TEST_CASE("nested records are published with the one they interrupted, not befor
   Reservation outer = ring_reserve(session.header, ring, 1, kEntryWords);
   REQUIRE(write_numbered(session, ring, 2, 7));
   CHECK(drain(session.header, ring).empty());
-  CHECK(ring->nested == 1);
+  CHECK(ring->nested == kOpenWriter + kDoneWriter);
   outer.words[0] = record_word(RecordType::entry, 0, 1, 0);
   outer.words[1] = 42;
   ring_commit(ring, outer);
@@ -161,6 +161,64 @@ TEST_CASE("nested records are published with the one they interrupted, not befor
   CHECK(records[1][1] == 7);
   CHECK(ring->nested == 0);
   CHECK(ring_idle(ring));
+}
+
+namespace {
+
+// Three writers that reserved one after the other and commit in the given order. usual: the first as trampolines.S does it.
+void commit_in(const int (&order)[3], bool usual) {
+  TestSession session(1 << 16, 1, FullPolicy::drop);
+  RingHeader* ring = session.take();
+  REQUIRE(write_numbered(session, ring, 3, 100));
+  drain(session.header, ring);
+  uint64_t* words[3];
+  Reservation reservations[3];
+  for (int i = 0; i < 3; i++) {
+    if (usual && i == 0) {
+      words[0] = ring_data(ring) + ring->tail / 8;
+      ring->reserve += kCallWords * 8 + kUsualWriter;
+    } else {
+      reservations[i] = ring_reserve(session.header, ring, 1, kCallWords);
+      words[i] = reservations[i].words;
+    }
+    CHECK(words[i] == ring_data(ring) + 3 * (1 + i));
+  }
+  CHECK(ring_in_flight(ring) == 3);
+  std::vector<uint64_t> read;
+  bool own = false;
+  for (int n = 0; n < 3; n++) {
+    int i = order[n];
+    words[i][1] = static_cast<uint64_t>(i);
+    words[i][0] = record_word(RecordType::call, 0, 1, 0);
+    if (usual && i == 0) {
+      ring->tail += kCallWords * 8;
+      ring->reserve -= kUsualWriter;  // and leaves what is beyond
+      if (n == 2) {
+        CHECK(ring_committed(ring) == ring->reserve);
+        CHECK(ring_comes_to_rest(ring));
+      }
+    } else {
+      ring_commit(ring, reservations[i]);
+    }
+    for (auto& record : drain(session.header, ring)) read.push_back(record[1]);
+    own |= usual && i == 0;  // may be read at once
+    if (n < 2) CHECK(read.size() == own);
+  }
+  CHECK(read == std::vector<uint64_t>{0, 1, 2});
+  CHECK(ring_idle(ring));
+  CHECK(ring->nested == 0);
+}
+
+}  // namespace
+
+TEST_CASE("writers that end in any order: nothing is published before all below it is complete") {
+  constexpr int kOrders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+  for (auto& order : kOrders) {
+    CAPTURE(order[0]);
+    CAPTURE(order[1]);
+    commit_in(order, false);
+    commit_in(order, true);
+  }
 }
 
 TEST_CASE("a handler does not wait for room that only the writer it interrupted could free") {

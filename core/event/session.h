@@ -122,15 +122,15 @@ struct RingHeader {
   uint32_t state;  // RingState; free -> taken by the target (compare-exchange), ended -> free by the host
   uint32_t tid;    // beside the state, for ring_end
   uint32_t pid;
-  uint32_t reserved;
+  uint32_t several;  // 1: its thread has more than this one, see park_ring in core/probe/thread.h
   uint64_t thread_pointer;
   uint64_t taken_ticks;
 
   alignas(64) uint64_t head;  // bytes consumed, written by the host
 
   alignas(64) uint64_t tail;  // bytes published, written by the producer
-  uint64_t reserve;           // bytes reserved (>= tail); the producer's own
-  uint64_t nested;            // records committed but not published, above an uncommitted one; the producer's own
+  uint64_t reserve;           // bytes reserved (>= tail), and a bit, see ring.h; the producer's own
+  uint64_t nested;            // writers between them, see ring.h; the producer's own
   uint64_t limit;             // up to here `reserve` may go without another look at head or at the ring's end
   uint64_t mask;              // size of the records' space - 1
   uint64_t gone_beat;         // the recorder's heartbeat with which it was found gone; the producer's own

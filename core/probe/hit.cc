@@ -52,12 +52,21 @@ constexpr uint32_t kRingRetryHits = 4096;
   return thread->ring;
 }
 
+// The ring to write to. What is in flight in the thread's own may hinder its being published for too long.
+SONDE_HOT RingHeader* ring_to_write(SessionHeader* session, ThreadState* thread) {
+  RingHeader* ring = thread->ring;
+  if (__builtin_expect(ring_comes_to_rest(ring), 1)) return ring;
+  uint64_t in_flight = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED);
+  if (in_flight > session->ring_bytes / 2) park_ring(session, thread);
+  return thread->ring;
+}
+
 // Leaves the record of a call that ends; `--sum`: counts it in the thread's tree.
 SONDE_HOT void record_end(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {
   const ActiveCall& call = sonde_calls[index];
   if (__builtin_expect(!thread->ring, 0)) return count_loss(session, nullptr, call.site, LossCause::no_ring);
   if (__builtin_expect(is_summing(session), 0)) return sum_call_ends(session, thread, index, kind, now);
-  ring_write_call(session, thread->ring, call.site, kind, sonde_entries[index].slot, call.entry_ticks, now);
+  ring_write_call(session, ring_to_write(session, thread), call.site, kind, sonde_entries[index].slot, call.entry_ticks, now);
 }
 
 // The hit will have a return entry: counts it, before its slot is hijacked.
@@ -70,7 +79,7 @@ SONDE_HOT void record_begin(SessionHeader* session, ThreadState* thread, uint32_
 
 void record_entry(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot, uint64_t now) {
   if (is_summing(session)) sum_entry_only(session, thread, site, slot);
-  else ring_write_entry(session, thread->ring, site, slot, now);
+  else ring_write_entry(session, ring_to_write(session, thread), site, slot, now);
 }
 
 struct Exit {
@@ -201,14 +210,15 @@ SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t si
 void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
                  std::span<const uint64_t> frames) {
   uint32_t count = static_cast<uint32_t>(frames.size());
-  Reservation record = ring_reserve(session, thread->ring, site, kStackHeaderWords + count);
+  RingHeader* ring = ring_to_write(session, thread);
+  Reservation record = ring_reserve(session, ring, site, kStackHeaderWords + count);
   if (!record.words) return;
   Reason last = unpack_frame(frames.back()).reason;
   bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
   record.words[0] = record_word(RecordType::stack, cut, site, count);
   record.words[1] = entry_ticks;
   for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = frames[i];
-  ring_commit(thread->ring, record);
+  ring_commit(ring, record);
 }
 
 // What is rare: the engine's own events. False: the hit leaves no record.

@@ -19,12 +19,16 @@ namespace sonde {
 
 constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says depth_limit
 
+constexpr unsigned kParkedRings = 7;
+
 // Lies behind the thread states in AgentControl::thread_area, one for each.
 struct ThreadScratch {
   AddrRange stacks[3];  // known to be mapped
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
   uint64_t turns[kMaxContextLevels];  // walks begun, by level
+  RingHeader* parked[kParkedRings];  // see park_ring in thread.h
+  uint32_t park_turn;
   AddrRange alternate;  // the program's alternate signal stack, see alternate_stack.h; empty: none
   union {
     Frame frames[kHitFrames];

@@ -61,6 +61,10 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
 void leave_to_another(ThreadState* state) {
   __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
   if (state->ring) ring_end(state->ring, state->tid);
+  for (RingHeader*& parked : thread_scratch(sonde_agent_control.thread_area, state)->parked) {
+    if (parked) ring_end(parked, state->tid);
+    parked = nullptr;
+  }
 }
 
 // libc's word changed: libc has only now filled it in (program start, fork), or this is another thread.
@@ -85,6 +89,31 @@ bool claim(ThreadState* state, uint64_t expected, uint64_t key) {
 void allow_usual_path(SessionHeader* session, ThreadState* state) {
   if (state->ring && session->policy != FullPolicy::sum)
     __atomic_store_n(&state->usual_key, state->key, __ATOMIC_RELEASE);
+}
+
+void park_ring(SessionHeader* session, ThreadState* thread) {
+  ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
+  RingHeader *old = thread->ring, *next = nullptr, **place = nullptr;
+  __atomic_store_n(&old->several, 1, __ATOMIC_RELEASE);  // before the next is seen to be taken
+  // Each place is emptied before it is looked at: a handler may park too.
+  for (RingHeader*& parked : scratch->parked) {
+    RingHeader* there = __atomic_exchange_n(&parked, nullptr, __ATOMIC_RELAXED);
+    if (there && (next || !ring_comes_to_rest(there) || ring_in_flight(there)))
+      __atomic_store_n(&parked, there, __ATOMIC_RELAXED);
+    else if (there) next = there;
+    if (!parked) place = &parked;
+  }
+  if (!next && place) next = ring_take(session, thread->pid, thread->tid, thread->key);
+  if (!next) {
+    place = &scratch->parked[scratch->park_turn++ % kParkedRings];
+    next = __atomic_exchange_n(place, nullptr, __ATOMIC_RELAXED);
+    if (!next) return ring_abandon_all(session, old);
+    ring_abandon_all(session, next);
+  }
+  __atomic_store_n(&next->several, 1, __ATOMIC_RELAXED);
+  bool done = __atomic_compare_exchange_n(&thread->ring, &old, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  RingHeader* left = done ? old : next;
+  __atomic_store_n(place, left, __ATOMIC_RELAXED);
 }
 
 ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) {
@@ -153,7 +182,7 @@ unsigned settle_guards(SessionHeader* session, ThreadState* thread, uint64_t sp)
     if (!thread->guards[level]) return level;
     if (!is_stale(thread->guards[level], sp)) continue;
     for (unsigned inner = level; inner < kMaxContextLevels; inner++) thread->guards[inner] = 0;
-    if (level == 0 && thread->ring && !ring_idle(thread->ring)) ring_abandon_all(session, thread->ring);
+    if (level == 0 && thread->ring && !ring_comes_to_rest(thread->ring)) park_ring(session, thread);
     return level;
   }
   return kMaxContextLevels;

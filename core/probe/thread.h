@@ -60,6 +60,11 @@ inline ThreadState* find_thread(SessionHeader* session, void* area, uint64_t thr
 // The thread has a ring: its hits may take the usual path, unless calls are only summed.
 void allow_usual_path(SessionHeader* session, ThreadState* state);
 
+// A writer of the thread's ring was interrupted, and may not come back for long, or never: what is in flight there cannot be
+// published, nor given up, for it may write yet. The thread goes on with another ring: one that it parked so and that is at rest by
+// now, or a new one. Only where none is to be had the records in flight that wait the longest are given up.
+void park_ring(SessionHeader* session, ThreadState* thread);
+
 // The calling thread has no state from now on: its hits record nothing.
 void retire_thread(void* area, uint64_t thread_pointer);
 

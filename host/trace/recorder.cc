@@ -10,10 +10,12 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "core/base/check.h"
-#include "host/target/presence.h"
+#include "core/event/ring.h"
 #include "core/native/ticks.h"
+#include "host/target/presence.h"
 #include "host/target/threads.h"
 
 namespace sonde::host {
@@ -127,6 +129,16 @@ bool Recorder::outlives(uint32_t pid) {
   return in_session(pid) && !status_field(static_cast<pid_t>(pid), "State").starts_with('Z');
 }
 
+// Of a ring that was just taken. A thread may take several, and remains one.
+uint32_t Recorder::thread_of(uint32_t pid, uint32_t tid) {
+  for (uint32_t i = 0, taken = rings_taken(); i < taken; i++) {
+    if (!rings_[i].seen || !load(session_.ring(i)->several)) continue;
+    const TraceThread& t = threads_[rings_[i].thread].info;
+    if (t.pid == pid && t.tid == tid) return rings_[i].thread;
+  }
+  return new_thread(pid, tid);
+}
+
 // Notices a ring that was taken. False: nothing to be had from it.
 bool Recorder::look_at(uint32_t i) {
   RingView& view = rings_[i];
@@ -136,7 +148,7 @@ bool Recorder::look_at(uint32_t i) {
     if (taken == 0) return false;  // its thread is just writing down who it is
     uint32_t pid = load(ring->pid), tid = load(ring->tid);
     bool process_known = in_session(pid), known = process_known && access(task_path(pid, tid).c_str(), F_OK) == 0;
-    view = {new_thread(pid, tid), true, false, known, process_known, taken, 0};
+    view = {thread_of(pid, tid), true, false, known, process_known, taken, 0, {}};
   } else if (view.taken_ticks != taken && !view.closed) {
     close_ring(i, "it was taken a second time");  // only recycle_ended gives rings away
   }
@@ -211,12 +223,12 @@ void Recorder::take_sums(int64_t now) {
   writer_.account(sample_clock(), threads);
 }
 
-// Bytes taken.
-uint64_t Recorder::drain(uint32_t i) {
+// Bytes taken. to_end: the thread is gone, or stopped; it may not have published all that it has written.
+uint64_t Recorder::drain(uint32_t i, bool to_end) {
   RingHeader* ring = session_.ring(i);
   if (load(ring->state) == static_cast<uint32_t>(RingState::free) || !look_at(i)) return 0;
   RingView& view = rings_[i];
-  uint64_t tail = load(ring->tail), size = session_.layout().ring_bytes, begin = view.head;
+  uint64_t tail = to_end ? ring_committed(ring) : load(ring->tail), size = session_.layout().ring_bytes, begin = view.head;
   if (!view.closed && (tail < begin || tail - begin > size || tail % 8 != 0))
     close_ring(i, fmt::format("its tail {:#x} contradicts its head {:#x}", tail, begin));
   while (!view.closed && view.head != tail) {
@@ -292,22 +304,31 @@ void Recorder::keep_account(uint32_t i) {
   if (!rings_[i].seen) return;
   RingHeader* ring = session_.ring(i);
   TraceThread& info = threads_[rings_[i].thread].info;
-  info.calls = load(ring->calls);
-  info.waits = load(ring->waits);
-  info.waited_ticks = load(ring->waited_ticks);
-  info.lost_calls = load(ring->lost_calls);
-  for (unsigned c = 0; c < kLossCauses; c++) info.lost[c] = load(ring->lost[c]);
+  TraceThread& counted = rings_[i].counted;
+  auto count = [](uint64_t& sum, uint64_t& known, uint64_t now) { sum += now - std::exchange(known, now); };
+  count(info.calls, counted.calls, load(ring->calls));
+  count(info.waits, counted.waits, load(ring->waits));
+  count(info.waited_ticks, counted.waited_ticks, load(ring->waited_ticks));
+  count(info.lost_calls, counted.lost_calls, load(ring->lost_calls));
+  for (unsigned c = 0; c < kLossCauses; c++) count(info.lost[c], counted.lost[c], load(ring->lost[c]));
   if (!summing_) return;
   sums_.take(i, rings_[i].thread);
   sums_.account(rings_[i].thread, info);
 }
 
-// Reserved and never committed: the thread is gone in the middle of writing.
+// Reserved and never committed: the thread is gone in the middle of writing, or its writer never came back.
 void Recorder::note_unfinished_record(uint32_t i) {
   RingHeader* ring = session_.ring(i);
-  if (!rings_[i].seen || rings_[i].closed || load(ring->reserve) == load(ring->tail)) return;
+  if (!rings_[i].seen || rings_[i].closed || ring_committed(ring) == load(ring->reserve)) return;
+  if (load(ring->several)) {
+    TraceThread& info = threads_[rings_[i].thread].info;
+    uint64_t lost = ring_in_flight(ring);
+    info.lost[static_cast<unsigned>(LossCause::abandoned)] += lost;
+    info.lost_calls += lost;
+    return;
+  }
   note(fmt::format("thread {} ended while it wrote a record: the last {} bytes of its ring are not used",
-                   threads_[rings_[i].thread].info.tid, load(ring->reserve) - load(ring->tail)));
+                   threads_[rings_[i].thread].info.tid, (load(ring->reserve) & ~kUsualWriter) - load(ring->tail)));
 }
 
 // Whether the thread that took the ring will write no more. close: also where it was gone before it was seen, for which its process
@@ -348,7 +369,7 @@ uint32_t Recorder::recycle_ended(Look look) {
       if (!is_over(view, look)) continue;
       processes_.erase(t.pid);  // the number may come back as another process
     }
-    drain(i);
+    drain(i, true);
     keep_account(i);
     if (t.calls > t.records + t.lost_calls) t.outlived = given_back || outlives(t.pid);
     note_unfinished_record(i);
@@ -388,7 +409,7 @@ void Recorder::count_site_losses(TraceMeta& meta) {
 
 void Recorder::finish(TraceMeta& meta) {
   for (uint32_t i = 0, taken = rings_taken(); i < taken; i++) {
-    drain(i);
+    drain(i, true);
     keep_account(i);
     note_unfinished_record(i);
     if (rings_[i].seen && load(session_.ring(i)->state) == static_cast<uint32_t>(RingState::ended))

@@ -50,6 +50,7 @@ class Recorder {
     bool thread_known = false;  // /proc shows the thread that took it: when it goes, the ring is free
     bool process_known = false;  // the same of its process
     uint64_t taken_ticks = 0, head = 0;
+    TraceThread counted;  // what of the thread's account is from this ring
   };
   struct Thread {
     TraceThread info;
@@ -57,7 +58,8 @@ class Recorder {
   };
   uint32_t rings_taken() const;
   bool look_at(uint32_t ring);
-  uint64_t drain(uint32_t ring);
+  uint32_t thread_of(uint32_t pid, uint32_t tid);
+  uint64_t drain(uint32_t ring, bool to_end = false);
   RecordEncoder::Taken take(uint32_t thread, const uint64_t* words, uint64_t count);
   void close_ring(uint32_t ring, const std::string& why);
   void flush(uint32_t thread);

@@ -153,3 +153,122 @@ C
   gcc -O2 -fno-optimize-sibling-calls -pthread jumps.c -o jumps
   for i in 1 2 3; do same_as_untraced -- ./jumps; done
 }
+
+@test "contexts switched by a timer's handler, in the middle of whatever runs: every call is counted, nothing is lost" {
+  cat >preempted.c <<'C'
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <ucontext.h>
+enum { N = 6, ROUNDS = 100000, STACK = 65536 };
+static ucontext_t context[N], back;
+static volatile int now, running, done[N];
+static long sums[N];
+#define NI __attribute__((noinline))
+NI long f5(long x) { __asm__ volatile(""); return x ^ 5; }
+NI long f4(long x) { long r = f5(x) + 1; __asm__ volatile(""); return r; }
+NI long f3(long x) { long r = f4(x) + 1; __asm__ volatile(""); return r; }
+NI long f2(long x) { long r = f3(x) + 1; __asm__ volatile(""); return r; }
+NI long f1(long x) { long r = f2(x) + 1; __asm__ volatile(""); return r; }
+static int next(int from) {
+  for (int i = 1; i < N; i++) if (!done[(from + i) % N]) return (from + i) % N;
+  return -1;
+}
+static void tick(int signal) {
+  int from = now, to = next(from);
+  (void)signal;
+  if (!running || to < 0) return;
+  now = to;
+  swapcontext(&context[from], &context[to]);
+}
+static void body(int i) {
+  for (int r = 0; r < ROUNDS; r++) sums[i] += f1(r);
+  sigset_t alarm;
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  sigprocmask(SIG_BLOCK, &alarm, 0);
+  done[i] = 1;
+  int to = next(i);
+  if (to >= 0) now = to;
+  setcontext(to >= 0 ? &context[to] : &back);
+}
+int main(void) {
+  for (int i = 0; i < N; i++) {
+    getcontext(&context[i]);
+    context[i].uc_stack.ss_sp = malloc(STACK);
+    context[i].uc_stack.ss_size = STACK;
+    makecontext(&context[i], (void (*)(void))body, 1, i);
+  }
+  struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
+  sigaction(SIGALRM, &action, 0);
+  struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
+  setitimer(ITIMER_REAL, &often, 0);
+  running = 1;
+  swapcontext(&back, &context[0]);
+  setitimer(ITIMER_REAL, &never, 0);
+  long sum = 0;
+  for (int i = 0; i < N; i++) sum += sums[i];
+  printf("%ld\n", sum);
+}
+C
+  gcc -O2 -fno-optimize-sibling-calls preempted.c -o preempted
+  for i in 1 2 3; do
+    same_as_untraced -f 'f?' -- ./preempted
+    for f in f1 f2 f3 f4 f5; do [ "$(calls_of $f)" -eq 600000 ]; done
+    [ "$(lost_of)" -eq 0 ]
+    "$SONDE" report trace >out
+    grep -q '^3,000,000 calls of 1 threads' out
+    [ "$(grep -c '^note:' out)" = 0 ]
+  done
+}
+
+@test "calls that a coroutine begins in one thread and ends in another are not called in flight" {
+  cat >migrating.c <<'C'
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+enum { N = 20, STACK = 65536 };
+static ucontext_t fiber[N];
+static int done[N];
+static __thread ucontext_t scheduler;
+static __thread int current;
+#define NI __attribute__((noinline))
+NI ucontext_t *this_scheduler(void) { return &scheduler; }
+NI int this_fiber(void) { return current; }
+NI void yields(void) { swapcontext(&fiber[this_fiber()], this_scheduler()); __asm__ volatile(""); }
+NI void works(void) { yields(); __asm__ volatile(""); }
+static void body(int i) {
+  works();
+  done[i] = 1;
+  setcontext(this_scheduler());
+}
+static void *turn(void *a) {
+  for (int i = 0; i < N; i++) {
+    current = i;
+    if (!done[i]) swapcontext(this_scheduler(), &fiber[i]);
+  }
+  return a;
+}
+int main(void) {
+  for (int i = 0; i < N; i++) {
+    getcontext(&fiber[i]);
+    fiber[i].uc_stack.ss_sp = malloc(STACK);
+    fiber[i].uc_stack.ss_size = STACK;
+    makecontext(&fiber[i], (void (*)(void))body, 1, i);
+  }
+  pthread_t t;
+  pthread_create(&t, 0, turn, 0);
+  pthread_join(t, 0);
+  turn(0);
+  puts("ok");
+}
+C
+  gcc -O2 -pthread migrating.c -o migrating
+  same_as_untraced -f works -f yields -- ./migrating
+  [ "$(calls_of works)" -eq 20 ]
+  [ "$(calls_of yields)" -eq 20 ]
+  "$SONDE" report trace >out
+  [ "$(grep -c '^note:' out)" = 0 ]
+}

@@ -2,10 +2,13 @@
 #include <doctest/doctest.h>
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
 #include <ucontext.h>
 
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "tests/probe/programs.h"
 
@@ -99,4 +102,94 @@ TEST_CASE("fibers that interleave and migrate between threads: every call ends o
   CHECK((counts[{yield_site, ExitKind::returned}]) == 2 * kSteps * kFibers);
   CHECK((counts[{work_site, ExitKind::returned}]) == kSteps * kFibers);
   CHECK(overlaps == 0);
+}
+
+namespace {
+
+// Contexts of one thread that a timer's handler switches between, wherever they are: also in the middle of a probe path.
+constexpr int kPreempted = 6, kRounds = 60000;
+ucontext_t preempted[kPreempted], preempting;
+volatile int running;
+volatile bool ended[kPreempted], preempts;
+volatile long switches;
+long results[kPreempted];
+
+SONDE_HOOKABLE long level_3(long x) {
+  asm volatile("" ::: "memory");
+  return x ^ 5;
+}
+SONDE_HOOKABLE long level_2(long x) { return level_3(x) + level_3(x + 1); }
+SONDE_HOOKABLE long level_1(long x) { return level_2(x) + 1; }
+
+int next_of(int from) {
+  for (int i = 1; i < kPreempted; i++)
+    if (!ended[(from + i) % kPreempted]) return (from + i) % kPreempted;
+  return -1;
+}
+void preempt(int) {
+  int from = running, to = next_of(from);
+  if (!preempts || to < 0) return;
+  running = to;
+  switches = switches + 1;
+  swapcontext(&preempted[from], &preempted[to]);
+}
+void preempted_body(int number) {
+  for (long i = 0; i < kRounds; i++) results[number] += level_1(i);
+  sigset_t alarm;
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  sigprocmask(SIG_BLOCK, &alarm, nullptr);
+  ended[number] = true;
+  int to = next_of(number);
+  if (to >= 0) running = to;
+  setcontext(to >= 0 ? &preempted[to] : &preempting);
+}
+
+}  // namespace
+
+TEST_CASE("contexts that a timer switches in the middle of a probe path: every call is recorded once") {
+  Harness& harness = the_harness();
+  static uint32_t sites[] = {harness.hook(reinterpret_cast<void*>(level_1)),
+                             harness.hook(reinterpret_cast<void*>(level_2)),
+                             harness.hook(reinterpret_cast<void*>(level_3))};
+  harness.drain();
+  std::vector<std::unique_ptr<char[]>> stacks;
+  for (int i = 0; i < kPreempted; i++) {
+    stacks.emplace_back(new char[65536]);
+    getcontext(&preempted[i]);
+    preempted[i].uc_stack.ss_sp = stacks.back().get();
+    preempted[i].uc_stack.ss_size = 65536;
+    preempted[i].uc_link = nullptr;
+    makecontext(&preempted[i], reinterpret_cast<void (*)()>(preempted_body), 1, i);
+  }
+  struct sigaction action = {}, old;
+  action.sa_handler = preempt;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGALRM, &action, &old);
+  uint64_t lost =
+      harness.lost(LossCause::nesting) + harness.lost(LossCause::ring_full) + harness.lost(LossCause::no_return_entry);
+  itimerval every{{0, 100}, {0, 100}}, never{};
+  preempts = true;
+  setitimer(ITIMER_REAL, &every, nullptr);
+  swapcontext(&preempting, &preempted[0]);
+  setitimer(ITIMER_REAL, &never, nullptr);
+  preempts = false;
+  sigset_t alarm;
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  sigprocmask(SIG_UNBLOCK, &alarm, nullptr);
+  sigaction(SIGALRM, &old, nullptr);
+
+  std::map<std::pair<uint32_t, ExitKind>, int> counts;
+  for (const CallRecord& call : harness.drain().calls) counts[{call.site, call.kind}]++;
+  MESSAGE(switches, " switches");
+  CHECK(switches > 20);
+  for (long result : results) CHECK(result == results[0]);
+  CHECK(counts.size() == 3);
+  CHECK((counts[{sites[0], ExitKind::returned}]) == kPreempted * kRounds);
+  CHECK((counts[{sites[1], ExitKind::returned}]) == kPreempted * kRounds);
+  CHECK((counts[{sites[2], ExitKind::returned}]) == 2 * kPreempted * kRounds);
+  CHECK(harness.lost(LossCause::nesting) + harness.lost(LossCause::ring_full) +
+            harness.lost(LossCause::no_return_entry) ==
+        lost);
 }

@@ -390,7 +390,7 @@ Records Harness::drain() {
   Records records;
   for (uint32_t i = 0; i < session_->rings_taken; i++) {
     RingHeader* ring = ring_header(session_, i);
-    uint64_t tail = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE), head = ring->head;
+    uint64_t tail = ring_committed(ring), head = ring->head;
     const uint64_t* data = ring_data(ring);
     while (head < tail) {
       const uint64_t* word = data + (head & (session_->ring_bytes - 1)) / 8;

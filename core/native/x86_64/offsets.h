@@ -63,7 +63,7 @@
 // RingHeader, call records
 #define RING_TAIL 128
 #define RING_RESERVE 136
-#define RING_NESTED 144
+#define USUAL_WRITER 1      // kUsualWriter
 #define RING_LIMIT 152
 #define RING_MASK 160
 #define RING_CALLS 192

@@ -138,6 +138,7 @@ sonde_return_common:
     jb .Lno_room
     cmp %rax, RING_TAIL(%rdx)
     jne .Lno_room
+    or $USUAL_WRITER, %rcx
     cmpxchg %rcx, RING_RESERVE(%rdx)
     jne 1b
     and RING_MASK(%rdx), %rax
@@ -153,12 +154,9 @@ sonde_return_common:
     shl $RECORD_SITE_SHIFT, %r8d
     lea CALL_RETURNED(%rcx, %r8), %rcx
     mov %rcx, RING_DATA(%rax)
-    // ring_commit(): this is the thread's outermost reservation
-2:  mov RING_RESERVE(%rdx), %rax
-    mov %rax, RING_TAIL(%rdx)
-    cmp %rax, RING_RESERVE(%rdx)
-    jne 2b
-    movq $0, RING_NESTED(%rdx)
+    // ring_commit(): the record is the one at tail
+    addq $CALL_RECORD_BYTES, RING_TAIL(%rdx)
+    decq RING_RESERVE(%rdx)        // USUAL_WRITER
     // entry_give()
     lea sonde_trampolines - TRAMPOLINE_STRIDE(%rip), %rcx
     mov %rdi, %rdx
