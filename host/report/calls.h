@@ -30,7 +30,11 @@ struct OpenCall {
   uint32_t depth = 0;  // 0: root
   uint32_t context = 0;  // for the visitor
 
-  uint64_t duration() const { return end - event.entry; }
+  // When it ended nobody knows: its thread was gone when that was noticed.
+  bool endless() const { return event.kind == ExitKind::thread_ended; }
+  bool timed() const { return !entry_only && !endless(); }
+
+  uint64_t duration() const { return endless() ? children : end - event.entry; }  // at least that of its callees
   uint64_t self() const { return duration() - children; }
 };
 

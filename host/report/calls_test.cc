@@ -26,6 +26,14 @@ TEST_CASE("nested calls by interval and slot") {
         "    45 2 total 5 self 5\n");
 }
 
+TEST_CASE("a call that ended with its thread has the time of its callees only: when it ended is not known") {
+  CHECK(nest({call(2, 80, 30, 35), call(0, 100, 10, 99, ExitKind::thread_ended),
+              call(1, 90, 20, 99, ExitKind::thread_ended)}) ==
+        "10 0 thread-ended total 5 self 0\n"
+        "  20 1 thread-ended total 5 self 0\n"
+        "    30 2 total 5 self 5\n");
+}
+
 TEST_CASE("tail calls share a slot and nest, innermost ended first") {
   CHECK(nest({call(3, 90, 40, 50), call(2, 90, 30, 50), call(1, 90, 20, 50), call(0, 100, 10, 70)}) ==
         "10 0 total 60 self 30\n"

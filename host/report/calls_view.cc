@@ -26,7 +26,7 @@ class CallsPrinter : public CallVisitor {
 
   void enter(uint32_t thread, OpenCall& call, OpenCall*) override {
     uint64_t duration = call.event.exit - call.event.entry;
-    if (full() || (!call.entry_only && recording_.nanoseconds(duration) < options_.min_time_ns)) return;
+    if (full() || (call.timed() && recording_.nanoseconds(duration) < options_.min_time_ns)) return;
     rows_++;
     double at = recording_.nanoseconds(call.event.entry - recording_.start_ticks);
     if (options_.json) {
@@ -35,7 +35,7 @@ class CallsPrinter : public CallVisitor {
           "{}{{\"tid\":{},\"at_ns\":{:.0f},\"depth\":{},\"name\":{},\"duration_ns\":{},\"exit\":\"{}\",\"tail\":{}}}",
           rows_ > 1 ? "," : "", recording_.threads[thread].tid, at, call.depth,
           json_string(recording_.sites[call.event.site].name),
-          call.entry_only ? "null" : fmt::format("{:.0f}", recording_.nanoseconds(duration)),
+          !call.timed() ? "null" : fmt::format("{:.0f}", recording_.nanoseconds(duration)),
           call.entry_only ? "not hooked" : exit_word(call.event.kind), call.tail);
       return;
     }
@@ -45,7 +45,7 @@ class CallsPrinter : public CallVisitor {
     if (call.tail) marks += "  [tail call]";
     deepest_ = std::max(deepest_, call.depth);
     fmt::print(out_, "{:>14.3f} us {:>10}  {}{}{}\n", at / 1e3,
-               call.entry_only ? "-" : format_time(recording_.nanoseconds(duration)), indentation(call.depth),
+               !call.timed() ? "-" : format_time(recording_.nanoseconds(duration)), indentation(call.depth),
                site_name(recording_, call.event.site, options_, options_.width > 70 ? options_.width - 40 : 30), marks);
   }
   void leave(uint32_t, OpenCall&, OpenCall*) override {}

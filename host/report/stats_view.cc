@@ -40,6 +40,7 @@ class StatsCollector : public CallVisitor {
     }
     s.calls++;
     s.kinds[static_cast<size_t>(call.kind)]++;
+    if (!call.timed()) return;
     s.self += call.self();
     if (call.outermost) s.total += call.duration();
     durations_[call.event.site].add(call.duration());
@@ -134,14 +135,14 @@ Result<void> print_stats(const Recording& recording, const ViewOptions& options,
           first ? "" : ",", json_string(site.name), json_string(site.module), site.address, s.calls + s.entries,
           ns(s.total), ns(s.self), ns(s.min), recording.nanoseconds(1) * s.average(), maybe(s.p50), maybe(s.p99),
           ns(s.max), s.entries, s.kinds[0], s.kinds[1], s.kinds[2], s.kinds[3], s.kinds[4], json_string(site.method));
-    } else if (s.calls) {
+    } else if (s.timed) {
       auto time = [&](uint64_t ticks) { return format_time(ns(ticks)); };
       columns.add({format_count(s.calls + s.entries), time(s.total), time(s.self), time(s.min),
                    format_time(recording.nanoseconds(1) * s.average()), s.p50 ? time(*s.p50) : "-",
                    s.p99 ? time(*s.p99) : "-", time(s.max),
                    site_name(recording, s.site, options, options.width > 90 ? options.width - 85 : 20)});
     } else {
-      columns.add({format_count(s.entries), "-", "-", "-", "-", "-", "-", "-",
+      columns.add({format_count(s.calls + s.entries), "-", "-", "-", "-", "-", "-", "-",
                    site_name(recording, s.site, options, options.width > 90 ? options.width - 85 : 20)});
     }
     first = false;

@@ -93,7 +93,7 @@ std::vector<SummedFunction> functions_of_sums(const Recording& recording, const 
       f.entries += node.entries;
       f.self += self[i];
       f.sum += node.total;
-      f.timed += less(node.calls(), node.within);
+      f.timed += less(node.calls(), node.within + node.kinds[static_cast<size_t>(ExitKind::thread_ended)]);
       for (size_t k = 0; k < node.kinds.size(); k++) f.kinds[k] += node.kinds[k];
       if (node.shortest || node.longest) f.min = std::min(f.min, node.shortest);
       f.max = std::max(f.max, node.longest);

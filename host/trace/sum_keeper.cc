@@ -68,13 +68,14 @@ void SumKeeper::end(const Ending& ending) {
   bool first = counted.calls() == counted.kinds[kInFlight] && counted.longest == 0;
   counted.kinds[kInFlight]--;
   counted.kinds[static_cast<size_t>(kind)]++;
+  kept.changed = true;
+  if (kind == ExitKind::thread_ended) return;  // when, nobody knows
   if (!(call.sum.flags & kSumWithin)) counted.total += duration;
   if (call.sum.flags & kSumDisplaced && thread == origin && call.sum.parent < nodes.size())
     nodes[call.sum.parent].elsewhere += duration;
   counted.longest = std::max(counted.longest, duration);
   counted.shortest = first ? duration : std::min(counted.shortest, duration);
   kept.still_running += kind == ExitKind::unfinished;
-  kept.changed = true;
 }
 
 void SumKeeper::write(TraceWriter& writer, bool last) {

@@ -272,3 +272,37 @@ C
   "$SONDE" report trace >out
   [ "$(grep -c '^note:' out)" = 0 ]
 }
+
+@test "calls that ended with their threads count without a duration" {
+  cat >quits.c <<'C'
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+__attribute__((noinline)) void quit(int now) { if (now) syscall(SYS_exit, 0); usleep(1000); }
+static void *run(void *a) { quit(0); quit(1); return a; }
+int main(void) {
+  pthread_t t[3];
+  for (int i = 0; i < 3; i++) pthread_create(t + i, 0, run, 0);
+  for (int i = 0; i < 3; i++) pthread_join(t[i], 0);
+  usleep(400000);
+  return 0;
+}
+C
+  gcc -O2 -pthread quits.c -o quits
+  for how in "" --sum; do
+    same_as_untraced $how -f quit -- ./quits
+    "$SONDE" report --stats --json trace | python3 -c '
+import json, sys
+quit, = json.load(sys.stdin)["functions"]
+assert quit["calls"] == 6 and quit["returned"] == 3 and quit["thread_ended"] == 3, quit
+assert 3e6 <= quit["total_ns"] < 3e8, quit
+assert 1e6 <= quit["avg_ns"] < 1e8 and 1e6 <= quit["min_ns"] <= quit["max_ns"] < 1e8, quit'
+  done
+  same_as_untraced -f quit -- ./quits
+  "$SONDE" report --calls trace >out
+  [ "$(grep -c ' us          - *quit  \[thread ended\]$' out)" = 3 ]
+  [ "$(grep -c 'quit$' out)" = 3 ]
+  "$SONDE" report --calls --json trace | python3 -c '
+import json, sys
+for call in json.load(sys.stdin)["calls"]: assert (call["duration_ns"] is None) == (call["exit"] == "thread ended"), call'
+}
