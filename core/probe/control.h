@@ -13,7 +13,7 @@ namespace sonde {
 
 constexpr uint32_t kAgentVersion = 1;
 constexpr uint32_t kMaxThreads = 8192;
-constexpr unsigned kMaxContextLevels = 4;
+constexpr unsigned kMaxContextLevels = 8;
 constexpr unsigned kMaxUnwinders = 64;
 
 // The functions of one unwinder (libgcc, LLVM), wherever it is linked in. The personality of the return trampolines uses

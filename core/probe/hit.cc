@@ -52,13 +52,18 @@ constexpr uint32_t kRingRetryHits = 4096;
   return thread->ring;
 }
 
-// The ring to write to. What is in flight in the thread's own may hinder its being published for too long.
-SONDE_HOT RingHeader* ring_to_write(SessionHeader* session, ThreadState* thread) {
+// What is in flight in the thread's ring may hinder its being published for too long.
+[[gnu::noinline, gnu::cold]] RingHeader* ring_in_use(SessionHeader* session, ThreadState* thread) {
   RingHeader* ring = thread->ring;
-  if (__builtin_expect(ring_comes_to_rest(ring), 1)) return ring;
+  if (ring_comes_to_rest(ring)) return ring;
   uint64_t in_flight = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED);
   if (in_flight > session->ring_bytes / 2) park_ring(session, thread);
   return thread->ring;
+}
+
+SONDE_HOT RingHeader* ring_to_write(SessionHeader* session, ThreadState* thread) {
+  RingHeader* ring = thread->ring;
+  return __builtin_expect(ring_idle(ring), 1) ? ring : ring_in_use(session, thread);
 }
 
 // Leaves the record of a call that ends; `--sum`: counts it in the thread's tree.
@@ -159,6 +164,17 @@ SONDE_HOT uint64_t begin_activation(uint32_t index, uint32_t site, uint64_t real
 // A loop may jump to the patch while words below sp are in use, which entering through the trampoline would overwrite.
 bool enters_by_jump(SessionHeader* session, uint32_t site) { return session_sites(session)[site].loop_head; }
 
+// The activation ends, and its entry is the new one's.
+[[gnu::noinline]] uint64_t take_over(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site,
+                                     const uint64_t* slot) {
+  uint64_t now = ticks();
+  record_end(session, thread, index, ExitKind::returned, now);
+  record_begin(session, thread, index, site, slot, true);
+  sonde_calls[index].site = site;
+  sonde_calls[index].entry_ticks = now;
+  return now;
+}
+
 // The slot holds a trampoline already: its function was left by a tail call (a jump), and both share the return. The new
 // activation knows the real address, so that unwinders need one step; the older ones hang on its link. When the chain has
 // grown long or the pool is empty, its newest activation ends here, at the jump, and the new one takes over its entry.
@@ -177,11 +193,7 @@ bool enters_by_jump(SessionHeader* session, uint32_t site) { return session_site
     record_begin(session, thread, index, site, slot, shared);
     now = begin_activation(index, site, real, slot, thread, shared ? older + 1 : 0);
   } else if (shared && is_call) {
-    now = ticks();
-    record_end(session, thread, older, ExitKind::returned, now);
-    record_begin(session, thread, older, site, slot, true);
-    previous.site = site;
-    previous.entry_ticks = now;
+    now = take_over(session, thread, older, site, slot);
   } else {
     count_loss(session, thread->ring, site, LossCause::no_return_entry);
     return 0;
@@ -207,7 +219,7 @@ SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t si
   return {now, enters_by_jump(session, site) ? 0 : trampoline_address(index)};
 }
 
-void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
+[[gnu::noinline]] void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
                  std::span<const uint64_t> frames) {
   uint32_t count = static_cast<uint32_t>(frames.size());
   RingHeader* ring = ring_to_write(session, thread);
@@ -372,6 +384,19 @@ namespace {
   return 0;
 }
 
+// Where there is no room for what a hit with a stack needs even if it does not walk, it is made a usual one, and its stack is lost.
+[[gnu::noinline, gnu::cold]] bool stack_must_be_left_out(SessionHeader* session, EntryFrame* frame) {
+  constexpr uint64_t kBytes = 576;
+  const Site& site = site_of(*frame);
+  if (__atomic_load_n(&site.flags, __ATOMIC_RELAXED) != (kUsualSite | kSiteStack) || !is_recording(session)) return false;
+  void* area = sonde_agent_control.thread_area;
+  ThreadState* thread = area ? find_thread(session, area, thread_pointer()) : nullptr;
+  if (!thread || !thread->ring || has_room(thread_scratch(area, thread), reinterpret_cast<uint64_t>(frame), kBytes))
+    return false;
+  count_loss(session, thread->ring, static_cast<uint32_t>(frame->site), LossCause::no_stack);
+  return true;
+}
+
 // What is not usual. Like the two above it has sonde_on_entry's arguments and is jumped to: the hit path's frame is no part of
 // what they need, and at a system call in a signal handler there may be little stack.
 [[gnu::noinline]] uint64_t enter_otherwise(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t r12, uint64_t r13,
@@ -390,7 +415,8 @@ uint64_t sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t 
   if (__builtin_expect(!session, 0)) return 0;
   uint32_t number = static_cast<uint32_t>(frame->site);
   uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
-  if (__builtin_expect(flags != kUsualSite, 0)) return enter_otherwise(frame, rbp, rbx, r12, r13, r14, r15);
+  if (__builtin_expect(flags != kUsualSite, 0) && !stack_must_be_left_out(session, frame))
+    return enter_otherwise(frame, rbp, rbx, r12, r13, r14, r15);
   if (__builtin_expect(!is_recording(session), 0)) return 0;
   return hit_usual(session, number, frame->slot, reinterpret_cast<uint64_t>(frame));
 }

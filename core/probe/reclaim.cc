@@ -200,7 +200,7 @@ uint32_t find_lost_entries(ThreadState* thread) {
   constexpr uint32_t kBatch = 64;
   uint32_t lost[kBatch], count = 0;
   uint64_t empty = __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED), list = empty;
-  if (list_first(empty) || finding.goes_on()) return 0;
+  if (list_first(empty) || others_wait(thread) || finding.goes_on()) return 0;
   for (uint32_t index = 0; index < kTrampolines && count < kBatch; index++)
     if (sonde_owners[index].state == EntryState::free && sonde_owners[index].owner == thread->tid) lost[count++] = index;
   finding.set(count);

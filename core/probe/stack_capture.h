@@ -19,7 +19,7 @@ namespace sonde {
 
 constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says depth_limit
 
-constexpr unsigned kParkedRings = 7;
+constexpr unsigned kParkedRings = 15;
 
 // Lies behind the thread states in AgentControl::thread_area, one for each.
 struct ThreadScratch {
@@ -28,7 +28,10 @@ struct ThreadScratch {
   uint32_t next_stack;
   uint64_t turns[kMaxContextLevels];  // walks begun, by level
   RingHeader* parked[kParkedRings];  // see park_ring in thread.h
-  uint32_t park_turn;
+  // Context levels whose paths are suspected to be gone: what lies at their sp, when first seen.
+  uint64_t saved[kMaxContextLevels];
+  uint32_t next_look;  // hits until suspects are looked at again
+  bool unguarded;  // a path that may go on has lost its level, or never had one
   AddrRange alternate;  // the program's alternate signal stack, see alternate_stack.h; empty: none
   union {
     Frame frames[kHitFrames];

@@ -61,10 +61,12 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
 void leave_to_another(ThreadState* state) {
   __atomic_store_n(&state->usual_key, 0, __ATOMIC_RELAXED);
   if (state->ring) ring_end(state->ring, state->tid);
-  for (RingHeader*& parked : thread_scratch(sonde_agent_control.thread_area, state)->parked) {
+  ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, state);
+  for (RingHeader*& parked : scratch->parked) {
     if (parked) ring_end(parked, state->tid);
     parked = nullptr;
   }
+  scratch->unguarded = false;
 }
 
 // libc's word changed: libc has only now filled it in (program start, fork), or this is another thread.
@@ -104,12 +106,7 @@ void park_ring(SessionHeader* session, ThreadState* thread) {
     if (!parked) place = &parked;
   }
   if (!next && place) next = ring_take(session, thread->pid, thread->tid, thread->key);
-  if (!next) {
-    place = &scratch->parked[scratch->park_turn++ % kParkedRings];
-    next = __atomic_exchange_n(place, nullptr, __ATOMIC_RELAXED);
-    if (!next) return ring_abandon_all(session, old);
-    ring_abandon_all(session, next);
-  }
+  if (!next) return;
   __atomic_store_n(&next->several, 1, __ATOMIC_RELAXED);
   bool done = __atomic_compare_exchange_n(&thread->ring, &old, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   RingHeader* left = done ? old : next;
@@ -161,31 +158,89 @@ struct AlternateStack {
   bool holds(uint64_t sp) const { return sp - begin < size; }
 };
 
+constexpr uint64_t kSuspect = 1;  // in a guard
+constexpr uint64_t kSignalFrame = 512;  // less than the red zone, siginfo and context
+
+enum class Path { goes_on, suspect, gone };
+
 // Whether the path that set the guard is gone. A path interrupted on the same stack has its sp above ours, by a signal frame at
 // least: what a return of the same call has left there is nearer, and must be found by the next entry, for it may be that
 // no return comes any more, with no entries left and none reclaimed before this is. Only a handler on the alternate stack may
-// run above a path that still waits.
-bool is_stale(uint64_t guard, uint64_t sp) {
-  constexpr uint64_t kSignalFrame = 512;  // less than the red zone, siginfo and context
-  if (guard > sp + kSignalFrame) return false;
+// run above a path that still waits; or another context of the program, on a stack of its own.
+Path judge(uint64_t guard, uint64_t sp, bool look) {
+  bool known = guard & kSuspect;
+  guard &= ~kSuspect;
+  if (guard > sp + kSignalFrame) return Path::goes_on;
   constexpr int32_t kOnStack = 1;  // SS_ONSTACK
   AlternateStack alternate{};
-  if (sonde_agent_control.flags & kControlNoSystemCalls) return true;
-  if (system_call(__NR_sigaltstack, 0, reinterpret_cast<uint64_t>(&alternate)) < 0) return true;
-  return !(alternate.flags & kOnStack) || alternate.holds(guard);
+  if (guard >= sp) return Path::gone;
+  if ((known && !look) || sonde_agent_control.flags & kControlNoSystemCalls) return Path::suspect;
+  if (system_call(__NR_sigaltstack, 0, reinterpret_cast<uint64_t>(&alternate)) < 0) return Path::suspect;
+  if (alternate.holds(guard)) return Path::gone;
+  return alternate.flags & kOnStack ? Path::goes_on : Path::suspect;
 }
+
+// What a path has saved at its sp stays while it waits. False: nothing is mapped there any more.
+bool read_saved(uint64_t guard, uint64_t& sum) {
+  uint64_t words[8];
+  if (safe_read(guard, words, sizeof words) < sizeof words) return false;
+  sum = 0;
+  for (uint64_t word : words) sum = (sum ^ word) * kThreadHash;
+  return true;
+}
+
+// Of a suspect: seen for the first time, it is remembered what it has saved.
+[[gnu::noinline]] bool is_overwritten(ThreadState* thread, unsigned level, bool look) {
+  uint64_t& saved = thread_scratch(sonde_agent_control.thread_area, thread)->saved[level];
+  uint64_t guard = thread->guards[level], sum;
+  if ((guard & kSuspect && !look) || sonde_agent_control.flags & kControlNoSystemCalls) return false;
+  if (!read_saved(guard & ~kSuspect, sum)) return true;
+  if (guard & kSuspect) return saved != sum;
+  saved = sum;
+  local_compare_exchange(&thread->guards[level], &guard, guard | kSuspect);
+  return false;
+}
+
+// The rings of a thread none of whose writers will come back.
+void give_up_records(SessionHeader* session, ThreadState* thread) {
+  ring_abandon_all(session, thread->ring);
+  for (RingHeader* parked : thread_scratch(sonde_agent_control.thread_area, thread)->parked)
+    if (parked && !ring_comes_to_rest(parked)) ring_abandon_all(session, parked);
+}
+
+[[gnu::noinline]] unsigned take_level(SessionHeader* session, ThreadState* thread, unsigned level, bool gone) {
+  __atomic_store_n(&thread->guards[level], 0, __ATOMIC_RELAXED);
+  if (level != 0 || !thread->ring || ring_comes_to_rest(thread->ring)) return level;
+  if (gone && !others_wait(thread)) give_up_records(session, thread);
+  else park_ring(session, thread);
+  return level;
+}
+
+// Between two looks at suspects, which take system calls.
+constexpr uint32_t kHitsPerLook = 64;
 
 }  // namespace
 
+[[gnu::noinline]] bool others_wait(const ThreadState* thread) {
+  for (unsigned level = 1; level < kMaxContextLevels; level++)
+    if (thread->guards[level]) return true;
+  return thread_scratch(sonde_agent_control.thread_area, thread)->unguarded;
+}
+
 unsigned settle_guards(SessionHeader* session, ThreadState* thread, uint64_t sp) {
+  ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
+  bool look = scratch->next_look++ % kHitsPerLook == 0;
+  unsigned suspect = kMaxContextLevels;
   for (unsigned level = 0; level < kMaxContextLevels; level++) {
-    if (!thread->guards[level]) return level;
-    if (!is_stale(thread->guards[level], sp)) continue;
-    for (unsigned inner = level; inner < kMaxContextLevels; inner++) thread->guards[inner] = 0;
-    if (level == 0 && thread->ring && !ring_comes_to_rest(thread->ring)) park_ring(session, thread);
-    return level;
+    uint64_t guard = thread->guards[level];
+    if (!guard) return level;
+    Path path = judge(guard, sp, look);
+    if (path == Path::gone || (path == Path::suspect && is_overwritten(thread, level, look)))
+      return take_level(session, thread, level, true);
+    if (path == Path::suspect && suspect == kMaxContextLevels) suspect = level;
   }
-  return kMaxContextLevels;
+  scratch->unguarded = true;  // a return goes on without a level, too
+  return suspect == kMaxContextLevels ? suspect : take_level(session, thread, suspect, false);
 }
 
 }  // namespace sonde

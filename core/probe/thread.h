@@ -8,7 +8,8 @@
 //   free entries stay.
 // - Guards: one per context level. A set guard holds the sp of a probe path that has not finished: a signal handler
 //   interrupted it, so the handler's hits use the next level. A path left for ever (the handler ended in longjmp) is
-//   recognised by its sp, which is then not far enough above the current one; settle_guards.
+//   suspected by its sp, which is then not far enough above the current one; but it may also be on another stack, and go on later
+//   (swapcontext). Its level is taken only when what it has saved on its stack is overwritten; settle_guards.
 // Signal-safe.
 #pragma once
 
@@ -26,7 +27,7 @@ struct alignas(128) ThreadState {
   uint32_t tid;
   RingHeader* ring;  // null: none was to be had
   uint64_t free_entries;  // entries.h
-  uint64_t guards[kMaxContextLevels];
+  uint64_t guards[kMaxContextLevels];  // bit 0: of a suspect, see ThreadScratch::saved
   uint64_t usual_key;  // = key if the usual path may serve the thread (core/native/x86_64/entry.S), else 0
   uint32_t usual_owner[2];  // the words that it writes into Ownership: tid, EntryState::in_use
   uint32_t held_entries;  // about: those it has taken and not given away, in use or in its list
@@ -35,7 +36,7 @@ struct alignas(128) ThreadState {
   uint32_t ring_retry;  // hits without a ring; see take_ring_late in hit.cc
   uint32_t takes;  // from others, while it held too many
 };
-static_assert(sizeof(ThreadState) == 128);
+static_assert(sizeof(ThreadState) == 256);
 
 constexpr uint64_t kEarlyKey = 2;  // the thread pointer is still 0
 constexpr uint32_t kThreadSlots = 2 * kMaxThreads;
@@ -62,11 +63,14 @@ void allow_usual_path(SessionHeader* session, ThreadState* state);
 
 // A writer of the thread's ring was interrupted, and may not come back for long, or never: what is in flight there cannot be
 // published, nor given up, for it may write yet. The thread goes on with another ring: one that it parked so and that is at rest by
-// now, or a new one. Only where none is to be had the records in flight that wait the longest are given up.
+// now, or a new one. Where none is to be had it stays with this one.
 void park_ring(SessionHeader* session, ThreadState* thread);
 
 // The calling thread has no state from now on: its hits record nothing.
 void retire_thread(void* area, uint64_t thread_pointer);
+
+// Whether a path of the thread, other than that with the outermost level, may be interrupted and go on later.
+bool others_wait(const ThreadState* thread);
 
 // Frees guards of paths that will never finish; returns the first free level, kMaxContextLevels if there is none.
 unsigned settle_guards(SessionHeader* session, ThreadState* thread, uint64_t sp);

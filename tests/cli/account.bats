@@ -182,12 +182,17 @@ static void tick(int signal) {
   now = to;
   swapcontext(&context[from], &context[to]);
 }
-static void body(int i) {
-  for (int r = 0; r < ROUNDS; r++) sums[i] += f1(r);
+// The signal is blocked until a context has its own stack: swapcontext sets the mask before it switches.
+static void mask(int how) {
   sigset_t alarm;
   sigemptyset(&alarm);
   sigaddset(&alarm, SIGALRM);
-  sigprocmask(SIG_BLOCK, &alarm, 0);
+  sigprocmask(how, &alarm, 0);
+}
+static void body(int i) {
+  mask(SIG_UNBLOCK);
+  for (int r = 0; r < ROUNDS; r++) sums[i] += f1(r);
+  mask(SIG_BLOCK);
   done[i] = 1;
   int to = next(i);
   if (to >= 0) now = to;
@@ -198,12 +203,14 @@ int main(void) {
     getcontext(&context[i]);
     context[i].uc_stack.ss_sp = malloc(STACK);
     context[i].uc_stack.ss_size = STACK;
+    sigaddset(&context[i].uc_sigmask, SIGALRM);
     makecontext(&context[i], (void (*)(void))body, 1, i);
   }
   struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
   sigaction(SIGALRM, &action, 0);
   struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
   setitimer(ITIMER_REAL, &often, 0);
+  mask(SIG_BLOCK);
   running = 1;
   swapcontext(&back, &context[0]);
   setitimer(ITIMER_REAL, &never, 0);

@@ -133,7 +133,12 @@ void preempt(int) {
   switches = switches + 1;
   swapcontext(&preempted[from], &preempted[to]);
 }
+// The signal is blocked until a context has its own stack: swapcontext sets the mask before it switches.
 void preempted_body(int number) {
+  sigset_t first;
+  sigemptyset(&first);
+  sigaddset(&first, SIGALRM);
+  sigprocmask(SIG_UNBLOCK, &first, nullptr);
   for (long i = 0; i < kRounds; i++) results[number] += level_1(i);
   sigset_t alarm;
   sigemptyset(&alarm);
@@ -160,6 +165,7 @@ TEST_CASE("contexts that a timer switches in the middle of a probe path: every c
     preempted[i].uc_stack.ss_sp = stacks.back().get();
     preempted[i].uc_stack.ss_size = 65536;
     preempted[i].uc_link = nullptr;
+    sigaddset(&preempted[i].uc_sigmask, SIGALRM);
     makecontext(&preempted[i], reinterpret_cast<void (*)()>(preempted_body), 1, i);
   }
   struct sigaction action = {}, old;
@@ -169,14 +175,15 @@ TEST_CASE("contexts that a timer switches in the middle of a probe path: every c
   uint64_t lost =
       harness.lost(LossCause::nesting) + harness.lost(LossCause::ring_full) + harness.lost(LossCause::no_return_entry);
   itimerval every{{0, 100}, {0, 100}}, never{};
+  sigset_t alarm;
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  sigprocmask(SIG_BLOCK, &alarm, nullptr);
   preempts = true;
   setitimer(ITIMER_REAL, &every, nullptr);
   swapcontext(&preempting, &preempted[0]);
   setitimer(ITIMER_REAL, &never, nullptr);
   preempts = false;
-  sigset_t alarm;
-  sigemptyset(&alarm);
-  sigaddset(&alarm, SIGALRM);
   sigprocmask(SIG_UNBLOCK, &alarm, nullptr);
   sigaction(SIGALRM, &old, nullptr);
 

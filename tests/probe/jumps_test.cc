@@ -4,8 +4,10 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,6 +137,86 @@ TEST_CASE("entries that a handler's jump took out of the engine's hands are foun
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 100);
+}
+
+namespace {
+
+// One context stops behind the taking of its entry, the other uses up the pool, and lets the first go on in the middle of that.
+ucontext_t stopped, going_on;
+bool stops;
+SONDE_HOOKABLE int is_stopped(int x) {
+  sum += x;
+  return x + 1;
+}
+int stopped_result;
+void body_of_stopped() {
+  stopped_result = is_stopped(41);
+  setcontext(&going_on);
+}
+void stop(int, siginfo_t*, void* context) {
+  static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]--;  // back to what the trap stands for
+  stops = false;
+  swapcontext(&stopped, &going_on);
+}
+// The first goes on when all entries are used up.
+void let_go_on() { swapcontext(&going_on, &stopped); }
+
+// In a child of its own. 0: all went well.
+int go_on_late(Harness& harness, uint64_t at, uint32_t site) {
+  constexpr size_t kStack = size_t{1} << 28;
+  // The stopped context's stack is below the other's.
+  auto* stacks = static_cast<char*>(mmap(nullptr, 2 * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (stacks == MAP_FAILED) return 2;
+  struct sigaction action{};
+  action.sa_sigaction = stop;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGTRAP, &action, nullptr);
+  is_stopped(1), is_stopped(1);  // so that the usual path has entries at hand
+  getcontext(&stopped);
+  stopped.uc_stack.ss_sp = stacks;
+  stopped.uc_stack.ss_size = kStack / 2;
+  makecontext(&stopped, body_of_stopped, 0);
+  unsigned char saved = *reinterpret_cast<unsigned char*>(at), trap = 0xcc;
+  Harness::write_code(at, &trap, 1);
+  stops = true;
+  swapcontext(&going_on, &stopped);
+  Harness::write_code(at, &saved, 1);
+  if (stops) return 3;
+  // On a stack above, deeper than there are entries.
+  static ucontext_t deep, back;
+  static int depth;
+  depth = static_cast<int>(kTrampolines) + 20000;
+  at_the_leaf = let_go_on;
+  getcontext(&deep);
+  deep.uc_stack.ss_sp = stacks + kStack;
+  deep.uc_stack.ss_size = kStack;
+  deep.uc_link = &back;
+  makecontext(&deep, [] { depth -= run_deep(depth); }, 0);
+  enable_subset(1 << kChain);
+  swapcontext(&back, &deep);
+  enable_subset(0);
+  if (depth != 0) return 4;
+  if (stopped_result != 42) return 5;
+  int returned = 0;
+  for (const CallRecord& call : harness.drain().calls) returned += call.site == site && call.kind == ExitKind::returned;
+  return returned == 3 ? 0 : 6;
+}
+
+}  // namespace
+
+TEST_CASE("an entry in the hands of a context that waits is not taken for lost") {
+  Harness& harness = the_harness();
+  uint32_t site = harness.hook(reinterpret_cast<void*>(is_stopped));
+  hook_chain();
+  harness.drain();
+  uint64_t at = behind_the_taking(harness);
+  pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) _exit(go_on_late(harness, at, site));
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("20,000 longjmps over 17 hooked frames neither exhaust the pool nor mix up calls") {

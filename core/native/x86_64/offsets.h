@@ -46,7 +46,7 @@
 #define USUAL 3             // kUsual: enabled, its return is hooked, nothing else
 
 // ThreadState
-#define THREAD_BYTES_LOG2 7
+#define THREAD_BYTES_LOG2 8
 #define THREAD_HASH 0x9e3779b97f4a7c15
 #define THREAD_HASH_SHIFT 50
 #define THREAD_TID_WORD 8
@@ -54,8 +54,8 @@
 #define THREAD_RING 24
 #define THREAD_FREE 32
 #define THREAD_GUARD 40
-#define THREAD_USUAL 72
-#define THREAD_TID_IN_USE 80
+#define THREAD_USUAL 104
+#define THREAD_TID_IN_USE 112
 
 // HitHandlers
 #define HANDLERS_EXIT 8
