@@ -31,7 +31,7 @@ enum class LossCause : uint32_t {
   ring_full,          // --drop, or the recorder is gone
   no_ring,            // more threads than rings
   abandoned,          // its writer was left by a longjmp out of a signal handler
-  no_stack,           // --sum: its signal stack has no room for looking up the caller
+  no_stack,           // too little stack: for looking up the caller (--sum), or for a stack record
   count,
 };
 constexpr unsigned kLossCauses = static_cast<unsigned>(LossCause::count);

@@ -21,6 +21,26 @@ void keep(ThreadScratch* scratch, const StackDescription& stack) {
 
 }  // namespace
 
+SmallStacks small_stacks;
+
+// Coroutines may be made in several threads at once: then one of two that take the same place is not known.
+void remember_coroutine_stack(AddrRange stack) {
+  uint32_t known = __atomic_load_n(&small_stacks.known, __ATOMIC_RELAXED);
+  for (uint32_t i = 0; i < known && i < kSmallStacks; i++) {
+    AddrRange& other = small_stacks.ranges[i];
+    if (other.begin < stack.end && stack.begin < other.end) other = {};
+  }
+  if (stack.size() == 0 || stack.size() > kSmallStackBytes) return;
+  small_stacks.ranges[known % kSmallStacks] = stack;
+  __atomic_store_n(&small_stacks.known, known + 1 ? known + 1 : kSmallStacks, __ATOMIC_RELEASE);
+}
+
+bool has_room_on_small_stack(uint64_t sp, uint64_t bytes) {
+  for (const AddrRange& stack : small_stacks.ranges)
+    if (stack.contains(Addr(sp))) return sp - stack.begin.value >= bytes;
+  return true;
+}
+
 void ask_alternate_stack(ThreadScratch* scratch) {
   StackDescription stack{};
   if (sonde_agent_control.flags & kControlNoSystemCalls) return;

@@ -72,8 +72,9 @@ void mind_stack_size(uint64_t address, SignalContext* context) {
 void mind_coroutine(uint64_t coroutine, SignalContext* context) {
   decltype(SignalContext::stack) stack;
   uint64_t at = coroutine + offsetof(SignalContext, stack);
-  if (!traps_in_use() || safe_read(at, &stack, sizeof stack) != sizeof stack) return;
-  if (stack.size < signal_frame_bytes() + kDeepPathBytes) give_way(context);
+  if (safe_read(at, &stack, sizeof stack) != sizeof stack) return;
+  remember_coroutine_stack({Addr(stack.begin), Addr(stack.begin + stack.size)});
+  if (traps_in_use() && stack.size < signal_frame_bytes() + kDeepPathBytes) give_way(context);
 }
 
 void forbid_ticks() {

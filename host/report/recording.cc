@@ -22,7 +22,7 @@ const char* describe(LossCause cause) {
     case LossCause::ring_full: return "ring full";
     case LossCause::no_ring: return "no ring for the thread";
     case LossCause::abandoned: return "left behind by a longjmp out of a signal handler";
-    case LossCause::no_stack: return "no room on its signal stack to look up the caller";
+    case LossCause::no_stack: return "too little room on a small stack";
     case LossCause::count: break;
   }
   return "?";

@@ -70,7 +70,8 @@ CODE
     "$BATS_TEST_DIRNAME/../cases/115-jump-off-a-small-alternate-stack/case.c" -o jumps
   same_as_untraced -f '*:*' -- ./jumps 200 jump
   same_as_untraced -f '*:*' -- ./jumps 200 return
-  same_as_untraced -s -f '*:*' -- ./jumps 250 jump
+  same_as_untraced -s -f '*:*' -- ./jumps 200 jump
+  same_as_untraced -s -f '*:*' -- ./jumps 200 return
   same_as_untraced --sum -f '*:*' -- ./jumps 200 jump
 }
 
@@ -178,4 +179,19 @@ CODE
   "$SONDE" list ./pads | grep -q ' trap *unknown'
   "$SONDE" record -q --no-trap -o trace -- ./pads >/dev/null
   "$SONDE" report trace | grep -q 'refused: 1 its exception table cannot be read'
+}
+
+@test "a stack per hit does not overflow a coroutine's small stack: it is left out, and counted where nothing of it is recorded" {
+  gcc -O1 "$BATS_TEST_DIRNAME/../cases/116-small-coroutine-stacks/case.c" -o coroutine
+  for bytes in 512 1024 2048; do
+    same_as_untraced -s -f leaf -- ./coroutine $bytes
+    [ "$(calls_of leaf)" -eq 3 ]
+    stacks=$("$SONDE" report trace --json | python3 -c 'import json,sys; f=json.load(sys.stdin)["footer"]; print(f["stacks"] + sum(f["lost"].values()))')
+    [ "$stacks" -eq 3 ]
+  done
+  same_as_untraced -s -f leaf -- ./coroutine 16384
+  "$SONDE" report trace --json | python3 -c '
+import json, sys
+footer = json.load(sys.stdin)["footer"]
+assert footer["stacks"] == 3 and not footer["lost"] and footer["unreliable_stacks"] == 0, footer'
 }
