@@ -166,9 +166,10 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
   return {};
 }
 
-void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words) {
+void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words, uint32_t site,
+                  LossCause cause) {
   reservation.words[0] = record_word(RecordType::hole, 0, 0, words);
-  local_add(&ring->lost[static_cast<unsigned>(LossCause::abandoned)], 1);
+  count_loss(session, ring, site, cause);
   ring_commit(ring, reservation);
 }
 

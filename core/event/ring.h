@@ -70,7 +70,8 @@ inline uint64_t ring_committed(const RingHeader* ring) {
 // Publishes what is in flight if all of it is committed.
 inline void ring_publish(RingHeader* ring) {
   for (;;) {
-    uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_RELAXED), end = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED);
+    uint64_t at = __atomic_load_n(&ring->tail, __ATOMIC_RELAXED),
+             end = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     uint64_t nested = __atomic_load_n(&ring->nested, __ATOMIC_RELAXED);
     if (static_cast<uint32_t>(nested) || end & kUsualWriter) return;
@@ -90,11 +91,12 @@ inline void ring_commit(RingHeader* ring, Reservation) {
   ring_publish(ring);
 }
 
-// For a reservation whose writer never came back (a signal handler left by longjmp): turns it into a hole, counts it as
-// abandoned and commits it. `words` as reserved. Reservations that interrupted each other: the innermost first.
-void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words);
+// What was to be written there cannot be, or its writer never came back: turns it into a hole, counts the loss and commits it.
+// `words` as reserved.
+void ring_abandon(SessionHeader* session, RingHeader* ring, Reservation reservation, uint32_t words, uint32_t site,
+                  LossCause cause);
 
-// The same when the reservations are not known, and no writer of the ring will come back. Everything unpublished becomes a hole
+// The same when the reservations are not known, and no writer of the ring will come back (handlers left by longjmp). Everything unpublished becomes a hole
 // and is counted as abandoned.
 inline bool ring_idle(const RingHeader* ring) {
   return __atomic_load_n(&ring->tail, __ATOMIC_RELAXED) == __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED);
@@ -107,13 +109,15 @@ inline bool ring_comes_to_rest(RingHeader* ring) {
 // How many records are in flight.
 inline uint64_t ring_in_flight(const RingHeader* ring) {
   uint64_t nested = __atomic_load_n(&ring->nested, __ATOMIC_RELAXED);
-  return (nested >> 32) + static_cast<uint32_t>(nested) + (__atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) & kUsualWriter);
+  return (nested >> 32) + static_cast<uint32_t>(nested) +
+         (__atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) & kUsualWriter);
 }
 void ring_abandon_all(SessionHeader* session, RingHeader* ring);
 
 // The usual records. False: lost and counted.
-[[gnu::always_inline]] inline bool ring_write_call(SessionHeader* session, RingHeader* ring, uint32_t site, ExitKind exit, uint64_t slot,
-                            uint64_t entry_ticks, uint64_t exit_ticks) {
+[[gnu::always_inline]] inline bool ring_write_call(SessionHeader* session, RingHeader* ring, uint32_t site,
+                                                   ExitKind exit, uint64_t slot, uint64_t entry_ticks,
+                                                   uint64_t exit_ticks) {
   Reservation r = ring_reserve(session, ring, site, kCallWords);
   if (__builtin_expect(!r.words, 0)) return local_add(&ring->lost_calls, 1), false;
   r.words[0] = record_word(RecordType::call, static_cast<uint8_t>(exit), site, slot_key(slot));

@@ -303,8 +303,8 @@ TEST_CASE("an abandoned reservation becomes a hole and blocks nothing") {
   Reservation outer = ring_reserve(session.header, ring, 1, 10);
   Reservation inner = ring_reserve(session.header, ring, 1, 5);
   REQUIRE(write_numbered(session, ring, 2, 9));
-  ring_abandon(session.header, ring, inner, 5);
-  ring_abandon(session.header, ring, outer, 10);
+  ring_abandon(session.header, ring, inner, 5, 1, LossCause::abandoned);
+  ring_abandon(session.header, ring, outer, 10, 1, LossCause::abandoned);
   auto records = drain(session.header, ring);
   REQUIRE(records.size() == 1);
   CHECK(records[0][1] == 9);

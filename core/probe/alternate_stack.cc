@@ -21,7 +21,7 @@ void keep(ThreadScratch* scratch, const StackDescription& stack) {
 
 }  // namespace
 
-SmallStacks small_stacks;
+constinit SmallStacks small_stacks{};
 
 // Coroutines may be made in several threads at once: then one of two that take the same place is not known.
 void remember_coroutine_stack(AddrRange stack) {

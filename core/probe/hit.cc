@@ -7,8 +7,8 @@
 #include "core/probe/alternate_stack.h"
 #include "core/probe/backtrace.h"
 #include "core/probe/disarm.h"
-#include "core/probe/hit_handler.h"
 #include "core/probe/handlers.h"
+#include "core/probe/hit_handler.h"
 #include "core/probe/host_event.h"
 #include "core/probe/personality.h"
 #include "core/probe/sandbox.h"
@@ -45,7 +45,8 @@ constexpr uint32_t kRingRetryHits = 4096;
   if (thread->ring_retry == 0) ring = ring_await(session, thread->pid, thread->tid, thread->key);
   else if (thread->ring_retry % kRingRetryHits == 0) ring = ring_take(session, thread->pid, thread->tid, thread->key);
   thread->ring_retry++;
-  bool superfluous = ring && !__atomic_compare_exchange_n(&thread->ring, &none, ring, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  bool superfluous =
+      ring && !__atomic_compare_exchange_n(&thread->ring, &none, ring, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   if (superfluous) ring_end(ring, thread->tid);
   if (thread->ring) allow_usual_path(session, thread);
   else count_loss(session, nullptr, site, LossCause::no_ring);
@@ -56,7 +57,8 @@ constexpr uint32_t kRingRetryHits = 4096;
 [[gnu::noinline, gnu::cold]] RingHeader* ring_in_use(SessionHeader* session, ThreadState* thread) {
   RingHeader* ring = thread->ring;
   if (ring_comes_to_rest(ring)) return ring;
-  uint64_t in_flight = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED);
+  uint64_t in_flight =
+      __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED) - __atomic_load_n(&ring->tail, __ATOMIC_RELAXED);
   if (in_flight > session->ring_bytes / 2) park_ring(session, thread);
   return thread->ring;
 }
@@ -71,7 +73,8 @@ SONDE_HOT void record_end(SessionHeader* session, ThreadState* thread, uint32_t 
   const ActiveCall& call = sonde_calls[index];
   if (__builtin_expect(!thread->ring, 0)) return count_loss(session, nullptr, call.site, LossCause::no_ring);
   if (__builtin_expect(is_summing(session), 0)) return sum_call_ends(session, thread, index, kind, now);
-  ring_write_call(session, ring_to_write(session, thread), call.site, kind, sonde_entries[index].slot, call.entry_ticks, now);
+  ring_write_call(session, ring_to_write(session, thread), call.site, kind, sonde_entries[index].slot, call.entry_ticks,
+                  now);
 }
 
 // The hit will have a return entry: counts it, before its slot is hijacked.
@@ -97,7 +100,10 @@ struct Exit {
 [[gnu::noinline]] void call_exit_handler(const ThreadState* thread, uint32_t index, const Exit& exit) {
   const ReturnEntry& entry = sonde_entries[index];
   const CalleeSaved& saved = *exit.saved;
-  call_handler(thread, {HitPoint::exit, sonde_calls[index].site, exit.kind, exit.level,
+  call_handler(thread, {HitPoint::exit,
+                        sonde_calls[index].site,
+                        exit.kind,
+                        exit.level,
                         {entry.real, entry.slot + 8, saved.rbp, saved.rbx, saved.r12, saved.r13, saved.r14, saved.r15},
                         entry.real});
 }
@@ -220,16 +226,19 @@ SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t si
 }
 
 [[gnu::noinline]] void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
-                 std::span<const uint64_t> frames) {
+                                   const CapturedStack& stack) {
+  std::span<const uint64_t> frames = stack.frames;
   uint32_t count = static_cast<uint32_t>(frames.size());
   RingHeader* ring = ring_to_write(session, thread);
   Reservation record = ring_reserve(session, ring, site, kStackHeaderWords + count);
   if (!record.words) return;
-  Reason last = unpack_frame(frames.back()).reason;
-  bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
-  record.words[0] = record_word(RecordType::stack, cut, site, count);
   record.words[1] = entry_ticks;
   for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = frames[i];
+  if (stack.is_overtaken())
+    return ring_abandon(session, ring, record, kStackHeaderWords + count, site, LossCause::nesting);
+  Reason last = unpack_frame(record.words[kStackHeaderWords + count - 1]).reason;
+  bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
+  record.words[0] = record_word(RecordType::stack, cut, site, count);
   ring_commit(ring, record);
 }
 
@@ -267,16 +276,16 @@ const Site& site_of(const EntryFrame& frame) {
 
 // The hits' functions return Hijack::trampoline.
 [[gnu::noinline]] uint64_t hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
-                                      const SiteRegs& regs, unsigned level) {
+                                          const SiteRegs& regs, unsigned level) {
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   // Walked before the slot is changed and the clock is read: the walk is not part of the call's time.
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
   bool room = has_room(scratch, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
-  auto frames = room ? capture_stack(scratch, level, regs) : site_alone(scratch, level, regs);
+  CapturedStack stack = room ? capture_stack(scratch, level, regs) : site_alone(scratch, level, regs);
   Hijack hooked;
   if (flags & kSiteHijack) hooked = hijack(session, thread, site, slot, level == 0);
   else record_entry(session, thread, site, regs.sp, hooked.ticks = ticks());
-  if (hooked.ticks && !frames.empty()) write_stack(session, thread, site, hooked.ticks, frames);
+  if (hooked.ticks && !stack.frames.empty()) write_stack(session, thread, site, hooked.ticks, stack);
   return hooked.trampoline;
 }
 
@@ -296,7 +305,8 @@ SONDE_HOT bool may_sum(ThreadState* thread, uint64_t own_sp) {
 }
 
 // False: the hit is lost, and counted.
-SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t site, const Guard& guard, uint64_t own_sp) {
+SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t site, const Guard& guard,
+                          uint64_t own_sp) {
   LossCause cause = LossCause::nesting;
   if (__builtin_expect(guard.level() != kMaxContextLevels, 1)) {
     if (__builtin_expect(!is_summing(session), 1)) return true;
@@ -307,7 +317,8 @@ SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t 
   return false;
 }
 
-[[gnu::noinline]] void call_entry_handler(const ThreadState* thread, uint32_t site, unsigned level, const SiteRegs& regs) {
+[[gnu::noinline]] void call_entry_handler(const ThreadState* thread, uint32_t site, unsigned level,
+                                          const SiteRegs& regs) {
   uint64_t real = sonde_return_address(reinterpret_cast<const uint64_t*>(regs.sp));
   call_handler(thread, {HitPoint::entry, site, ExitKind::returned, level, regs, real});
 }
@@ -377,7 +388,8 @@ namespace {
   uint32_t flags = __atomic_load_n(&site_of(*frame).flags, __ATOMIC_RELAXED);
   if (is_recording(session)) {
     if (flags & kSitesByArguments) argument_event(flags, frame->rdi, frame->rsi, nullptr);
-    trampoline = hit_otherwise(session, static_cast<uint32_t>(frame->site), flags, regs, reinterpret_cast<uint64_t>(frame));
+    trampoline =
+        hit_otherwise(session, static_cast<uint32_t>(frame->site), flags, regs, reinterpret_cast<uint64_t>(frame));
   }
   if (!(flags & kSiteBacktrace)) return trampoline;
   divert_backtrace(frame, site_of(*frame).resume);
@@ -388,7 +400,8 @@ namespace {
 [[gnu::noinline, gnu::cold]] bool stack_must_be_left_out(SessionHeader* session, EntryFrame* frame) {
   constexpr uint64_t kBytes = 576;
   const Site& site = site_of(*frame);
-  if (__atomic_load_n(&site.flags, __ATOMIC_RELAXED) != (kUsualSite | kSiteStack) || !is_recording(session)) return false;
+  if (__atomic_load_n(&site.flags, __ATOMIC_RELAXED) != (kUsualSite | kSiteStack) || !is_recording(session))
+    return false;
   void* area = sonde_agent_control.thread_area;
   ThreadState* thread = area ? find_thread(session, area, thread_pointer()) : nullptr;
   if (!thread || !thread->ring || has_room(thread_scratch(area, thread), reinterpret_cast<uint64_t>(frame), kBytes))

@@ -1,5 +1,6 @@
 #include "core/probe/stack_capture.h"
 
+#include "core/native/local.h"
 #include "core/probe/entries.h"
 #include "core/probe/safe_read.h"
 #include "core/walk/arena_view.h"
@@ -106,19 +107,32 @@ unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_ret
   return walk(arena, rows_of(arena), memory, start, out).frames;
 }
 
-std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
-  uint64_t* word = scratch->walks[level].packed;
-  *word =
-      pack_frame({.pc = Addr(regs.pc), .cfa = Addr(), .source = Source::regs_pc, .reason = Reason::stack_out_of_range});
-  return {word, 1};
+namespace {
+
+uint64_t next_turn(uint64_t* turns) {
+  uint64_t turn = __atomic_load_n(turns, __ATOMIC_RELAXED);
+  while (!local_compare_exchange(turns, &turn, turn + 1)) {
+  }
+  return turn + 1;
 }
 
-std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
+}  // namespace
+
+CapturedStack site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
+  unsigned place = level % kWalks;
+  uint64_t turn = next_turn(&scratch->turns[place]), *word = scratch->walks[place].packed;
+  *word =
+      pack_frame({.pc = Addr(regs.pc), .cfa = Addr(), .source = Source::regs_pc, .reason = Reason::stack_out_of_range});
+  return {{word, 1}, &scratch->turns[place], turn};
+}
+
+CapturedStack capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
   const TableArena* arena = current_arena(sonde_agent_control.tables);
   if (!arena) return {};
   AddrRange stack = known_stack(scratch, regs.sp);
-  auto& walk = scratch->walks[level];
-  uint64_t turn = ++scratch->turns[level];
+  unsigned place = level % kWalks;
+  auto& walk = scratch->walks[place];
+  uint64_t turn = next_turn(&scratch->turns[place]);
   const RowCache* rows = rows_of(arena);
   unsigned count = rows ? walk_usual(arena, *rows, stack, regs, walk.packed) : 0;
   if (!count) {
@@ -128,9 +142,7 @@ std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, 
       walk.packed[i] = word;
     }
   }
-  // A handler may have gone on to another stack of the program's own making, whose hits took this walk for one left for ever.
-  if (__atomic_load_n(&scratch->turns[level], __ATOMIC_RELAXED) != turn) return {};
-  return {walk.packed, count};
+  return {{walk.packed, count}, &scratch->turns[place], turn};
 }
 
 }  // namespace sonde

@@ -20,13 +20,14 @@ namespace sonde {
 constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says depth_limit
 
 constexpr unsigned kParkedRings = 15;
+constexpr unsigned kWalks = 4;  // places for walks; levels beyond share them, see CapturedStack
 
 // Lies behind the thread states in AgentControl::thread_area, one for each.
 struct ThreadScratch {
   AddrRange stacks[3];  // known to be mapped
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
-  uint64_t turns[kMaxContextLevels];  // walks begun, by level
+  uint64_t turns[kWalks];  // walks begun, by place
   RingHeader* parked[kParkedRings];  // see park_ring in thread.h
   // Context levels whose paths are suspected to be gone: what lies at their sp, when first seen.
   uint64_t saved[kMaxContextLevels];
@@ -36,7 +37,7 @@ struct ThreadScratch {
   union {
     Frame frames[kHitFrames];
     uint64_t packed[kHitFrames];
-  } walks[kMaxContextLevels];
+  } walks[kWalks];
 };
 
 // At the end of the area: a forked child finds it empty, a child that shares memory does not (trap_mask.h).
@@ -62,10 +63,20 @@ struct SiteRegs {
 // Frames from `regs` outwards into `out`, for a handler that asks; how many. pc_is_return: regs.pc is where a call returns to.
 unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_return, std::span<Frame> out);
 
-// Where there is no room for a walk: the site alone, marked.
-std::span<const uint64_t> site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+// In one of the scratch's places for walks. Levels share them, and a handler may go on to another stack of the program's own
+// making, whose hits take this path for one left for ever, and its level: others may write there before this one has copied what it
+// has found.
+struct CapturedStack {
+  std::span<const uint64_t> frames;  // packed; empty if the target has no tables
+  const uint64_t* turns;  // the place's
+  uint64_t turn;
+  bool is_overtaken() const { return __atomic_load_n(turns, __ATOMIC_RELAXED) != turn; }
+};
 
-// The frames from the site outwards, packed, in the scratch of the context level. Empty if the target has no tables.
-std::span<const uint64_t> capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+// Where there is no room for a walk: the site alone, marked.
+CapturedStack site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+
+// The frames from the site outwards.
+CapturedStack capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
 
 }  // namespace sonde

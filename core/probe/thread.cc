@@ -189,15 +189,27 @@ bool read_saved(uint64_t guard, uint64_t& sum) {
   return true;
 }
 
-// Of a suspect: seen for the first time, it is remembered what it has saved.
-[[gnu::noinline]] bool is_overwritten(ThreadState* thread, unsigned level, bool look) {
+constexpr uint64_t kChangedOnce = 1;  // in ThreadScratch::saved; 0 there: not yet read
+
+// Of a suspect: what it has saved is remembered when it is first seen, and it is gone when that has changed twice. Once might be
+// what another context remembered of an earlier path with the same sp, when it was interrupted here. For the same reason it is
+// marked (in `guard` too) before it is read, and a word that has meanwhile become another's is left alone.
+[[gnu::noinline]] bool is_overwritten(ThreadState* thread, unsigned level, uint64_t& guard, bool look) {
   uint64_t& saved = thread_scratch(sonde_agent_control.thread_area, thread)->saved[level];
-  uint64_t guard = thread->guards[level], sum;
-  if ((guard & kSuspect && !look) || sonde_agent_control.flags & kControlNoSystemCalls) return false;
+  bool known = guard & kSuspect;
+  if ((known && !look) || sonde_agent_control.flags & kControlNoSystemCalls) return false;
+  if (!known) {
+    __atomic_store_n(&saved, 0, __ATOMIC_RELAXED);
+    if (!local_compare_exchange(&thread->guards[level], &guard, guard | kSuspect)) return false;
+    guard |= kSuspect;
+  }
+  uint64_t before = __atomic_load_n(&saved, __ATOMIC_RELAXED), sum;
   if (!read_saved(guard & ~kSuspect, sum)) return true;
-  if (guard & kSuspect) return saved != sum;
-  saved = sum;
-  local_compare_exchange(&thread->guards[level], &guard, guard | kSuspect);
+  sum = (sum & ~kChangedOnce) | 2;
+  if (before == 0) local_compare_exchange(&saved, &before, sum);
+  if (before == 0 || (before & ~kChangedOnce) == sum) return false;
+  if (before & kChangedOnce) return true;
+  local_compare_exchange(&saved, &before, sum | kChangedOnce);
   return false;
 }
 
@@ -208,12 +220,14 @@ void give_up_records(SessionHeader* session, ThreadState* thread) {
     if (parked && !ring_comes_to_rest(parked)) ring_abandon_all(session, parked);
 }
 
-[[gnu::noinline]] unsigned take_level(SessionHeader* session, ThreadState* thread, unsigned level, bool gone) {
-  __atomic_store_n(&thread->guards[level], 0, __ATOMIC_RELAXED);
-  if (level != 0 || !thread->ring || ring_comes_to_rest(thread->ring)) return level;
+// False: the guard has changed meanwhile.
+[[gnu::noinline]] bool take_level(SessionHeader* session, ThreadState* thread, unsigned level, uint64_t guard,
+                                  bool gone) {
+  if (!local_compare_exchange(&thread->guards[level], &guard, 0)) return false;
+  if (level != 0 || !thread->ring || ring_comes_to_rest(thread->ring)) return true;
   if (gone && !others_wait(thread)) give_up_records(session, thread);
   else park_ring(session, thread);
-  return level;
+  return true;
 }
 
 // Between two looks at suspects, which take system calls.
@@ -231,16 +245,20 @@ unsigned settle_guards(SessionHeader* session, ThreadState* thread, uint64_t sp)
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
   bool look = scratch->next_look++ % kHitsPerLook == 0;
   unsigned suspect = kMaxContextLevels;
+  uint64_t suspected = 0;
   for (unsigned level = 0; level < kMaxContextLevels; level++) {
-    uint64_t guard = thread->guards[level];
+    uint64_t guard = __atomic_load_n(&thread->guards[level], __ATOMIC_RELAXED);
     if (!guard) return level;
     Path path = judge(guard, sp, look);
-    if (path == Path::gone || (path == Path::suspect && is_overwritten(thread, level, look)))
-      return take_level(session, thread, level, true);
-    if (path == Path::suspect && suspect == kMaxContextLevels) suspect = level;
+    bool gone = path == Path::gone || (path == Path::suspect && is_overwritten(thread, level, guard, look));
+    if (gone && take_level(session, thread, level, guard, true)) return level;
+    if (path != Path::suspect || suspect != kMaxContextLevels) continue;
+    suspect = level;
+    suspected = guard;
   }
   scratch->unguarded = true;  // a return goes on without a level, too
-  return suspect == kMaxContextLevels ? suspect : take_level(session, thread, suspect, false);
+  bool taken = suspect != kMaxContextLevels && take_level(session, thread, suspect, suspected, false);
+  return taken ? suspect : kMaxContextLevels;
 }
 
 }  // namespace sonde

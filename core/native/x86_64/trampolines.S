@@ -156,7 +156,7 @@ sonde_return_common:
     mov %rcx, RING_DATA(%rax)
     // ring_commit(): the record is the one at tail
     addq $CALL_RECORD_BYTES, RING_TAIL(%rdx)
-    decq RING_RESERVE(%rdx)        // USUAL_WRITER
+    andq $~USUAL_WRITER, RING_RESERVE(%rdx)
     // entry_give()
     lea sonde_trampolines - TRAMPOLINE_STRIDE(%rip), %rcx
     mov %rdi, %rdx
