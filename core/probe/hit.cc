@@ -226,15 +226,14 @@ SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t si
 }
 
 [[gnu::noinline]] void write_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t entry_ticks,
-                                   const CapturedStack& stack) {
-  std::span<const uint64_t> frames = stack.frames;
+                                   std::span<const uint64_t> frames, const WalkHold& hold) {
   uint32_t count = static_cast<uint32_t>(frames.size());
   RingHeader* ring = ring_to_write(session, thread);
   Reservation record = ring_reserve(session, ring, site, kStackHeaderWords + count);
   if (!record.words) return;
   record.words[1] = entry_ticks;
   for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = frames[i];
-  if (stack.is_overtaken())
+  if (hold.is_lost())
     return ring_abandon(session, ring, record, kStackHeaderWords + count, site, LossCause::nesting);
   Reason last = unpack_frame(record.words[kStackHeaderWords + count - 1]).reason;
   bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
@@ -281,11 +280,14 @@ const Site& site_of(const EntryFrame& frame) {
   // Walked before the slot is changed and the clock is read: the walk is not part of the call's time.
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);
   bool room = has_room(scratch, reinterpret_cast<uint64_t>(__builtin_frame_address(0)));
-  CapturedStack stack = room ? capture_stack(scratch, level, regs) : site_alone(scratch, level, regs);
+  WalkHold hold(scratch, level);
+  std::span<const uint64_t> frames;
+  if (hold.place()) frames = room ? capture_stack(scratch, hold.place(), regs) : site_alone(hold.place(), regs);
   Hijack hooked;
   if (flags & kSiteHijack) hooked = hijack(session, thread, site, slot, level == 0);
   else record_entry(session, thread, site, regs.sp, hooked.ticks = ticks());
-  if (hooked.ticks && !stack.frames.empty()) write_stack(session, thread, site, hooked.ticks, stack);
+  if (!hold.place()) count_loss(session, thread->ring, site, LossCause::nesting);
+  else if (hooked.ticks && !frames.empty()) write_stack(session, thread, site, hooked.ticks, frames, hold);
   return hooked.trampoline;
 }
 
@@ -323,6 +325,15 @@ SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t 
   call_handler(thread, {HitPoint::entry, site, ExitKind::returned, level, regs, real});
 }
 
+// Below here a hit with a stack needs this much even if it does not walk. Where there is less, its stack is lost.
+constexpr uint64_t kStacklessPathBytes = 448;
+
+bool stack_is_left_out(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t sp, uint64_t bytes) {
+  if (has_room(thread_scratch(sonde_agent_control.thread_area, thread), sp, bytes)) return false;
+  count_loss(session, thread->ring, site, LossCause::no_stack);
+  return true;
+}
+
 [[gnu::noinline]] uint64_t hit_otherwise(SessionHeader* session, uint32_t number, uint32_t flags, const SiteRegs& regs,
                                          uint64_t own_sp) {
   if (!(flags & kSiteEnabled)) return 0;
@@ -333,7 +344,9 @@ SONDE_HOT bool may_record(SessionHeader* session, ThreadState* thread, uint32_t 
   if (!may_record(session, thread, number, guard, own_sp)) return 0;
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   if (flags & kSiteHandler) call_entry_handler(thread, number, guard.level(), regs);
-  if (flags & kSiteStack) return hit_with_stack(session, thread, number, flags, regs, guard.level());
+  auto sp = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
+  if (flags & kSiteStack && !stack_is_left_out(session, thread, number, sp, kStacklessPathBytes))
+    return hit_with_stack(session, thread, number, flags, regs, guard.level());
   if (flags & kSiteHijack) return hijack(session, thread, number, slot, guard.level() == 0).trampoline;
   record_entry(session, thread, number, regs.sp, ticks());
   return 0;
@@ -396,18 +409,16 @@ namespace {
   return 0;
 }
 
-// Where there is no room for what a hit with a stack needs even if it does not walk, it is made a usual one, and its stack is lost.
+// Where there is not even room for the way there, a hit with a stack is made a usual one.
 [[gnu::noinline, gnu::cold]] bool stack_must_be_left_out(SessionHeader* session, EntryFrame* frame) {
-  constexpr uint64_t kBytes = 576;
+  constexpr uint64_t kBytes = kStacklessPathBytes + 256;
   const Site& site = site_of(*frame);
   if (__atomic_load_n(&site.flags, __ATOMIC_RELAXED) != (kUsualSite | kSiteStack) || !is_recording(session))
     return false;
   void* area = sonde_agent_control.thread_area;
   ThreadState* thread = area ? find_thread(session, area, thread_pointer()) : nullptr;
-  if (!thread || !thread->ring || has_room(thread_scratch(area, thread), reinterpret_cast<uint64_t>(frame), kBytes))
-    return false;
-  count_loss(session, thread->ring, static_cast<uint32_t>(frame->site), LossCause::no_stack);
-  return true;
+  return thread && thread->ring &&
+         stack_is_left_out(session, thread, static_cast<uint32_t>(frame->site), reinterpret_cast<uint64_t>(frame), kBytes);
 }
 
 // What is not usual. Like the two above it has sonde_on_entry's arguments and is jumped to: the hit path's frame is no part of

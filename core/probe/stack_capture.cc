@@ -109,40 +109,57 @@ unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_ret
 
 namespace {
 
-uint64_t next_turn(uint64_t* turns) {
-  uint64_t turn = __atomic_load_n(turns, __ATOMIC_RELAXED);
-  while (!local_compare_exchange(turns, &turn, turn + 1)) {
-  }
-  return turn + 1;
-}
+constexpr uint64_t kLevelMask = 0xff, kNoLevel = 0xff;
 
 }  // namespace
 
-CapturedStack site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
-  unsigned place = level % kWalks;
-  uint64_t turn = next_turn(&scratch->turns[place]), *word = scratch->walks[place].packed;
-  *word =
-      pack_frame({.pc = Addr(regs.pc), .cfa = Addr(), .source = Source::regs_pc, .reason = Reason::stack_out_of_range});
-  return {{word, 1}, &scratch->turns[place], turn};
+WalkHold::WalkHold(ThreadScratch* scratch, unsigned level) {
+  uint64_t number = __atomic_load_n(&scratch->walks_begun, __ATOMIC_RELAXED);
+  while (!local_compare_exchange(&scratch->walks_begun, &number, number + 1)) {
+  }
+  ticket_ = (number + 1) << 8 | (level + 1);
+  for (unsigned i = 0; i < kWalkPlaces && !place_; i++) {
+    WalkPlace* place = &scratch->walks[(level + i) % kWalkPlaces];
+    uint64_t free = 0;
+    if (local_compare_exchange(&place->holder, &free, ticket_)) place_ = place;
+  }
 }
 
-CapturedStack capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs) {
+WalkHold::~WalkHold() {
+  if (!place_) return;
+  uint64_t holder = __atomic_load_n(&place_->holder, __ATOMIC_RELAXED);
+  while (holder >> 8 == ticket_ >> 8 && !local_compare_exchange(&place_->holder, &holder, 0)) {
+  }
+}
+
+void give_up_walk(ThreadScratch* scratch, unsigned level, bool gone) {
+  for (WalkPlace& place : scratch->walks) {
+    uint64_t holder = __atomic_load_n(&place.holder, __ATOMIC_RELAXED);
+    if ((holder & kLevelMask) == level + 1)
+      local_compare_exchange(&place.holder, &holder, gone ? 0 : holder | kNoLevel);
+  }
+}
+
+std::span<const uint64_t> site_alone(WalkPlace* place, const SiteRegs& regs) {
+  place->packed[0] =
+      pack_frame({.pc = Addr(regs.pc), .cfa = Addr(), .source = Source::regs_pc, .reason = Reason::stack_out_of_range});
+  return {place->packed, 1};
+}
+
+std::span<const uint64_t> capture_stack(ThreadScratch* scratch, WalkPlace* place, const SiteRegs& regs) {
   const TableArena* arena = current_arena(sonde_agent_control.tables);
   if (!arena) return {};
   AddrRange stack = known_stack(scratch, regs.sp);
-  unsigned place = level % kWalks;
-  auto& walk = scratch->walks[place];
-  uint64_t turn = next_turn(&scratch->turns[place]);
   const RowCache* rows = rows_of(arena);
-  unsigned count = rows ? walk_usual(arena, *rows, stack, regs, walk.packed) : 0;
+  unsigned count = rows ? walk_usual(arena, *rows, stack, regs, place->packed) : 0;
   if (!count) {
-    count = walk_any(arena, scratch, stack, regs, walk.frames);
+    count = walk_any(arena, scratch, stack, regs, place->frames);
     for (unsigned i = 0; i < count; i++) {
-      uint64_t word = pack_frame(walk.frames[i]);  // which no later frame's place begins in front of
-      walk.packed[i] = word;
+      uint64_t word = pack_frame(place->frames[i]);  // which no later frame's place begins in front of
+      place->packed[i] = word;
     }
   }
-  return {{walk.packed, count}, &scratch->turns[place], turn};
+  return {place->packed, count};
 }
 
 }  // namespace sonde

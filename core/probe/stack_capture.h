@@ -20,39 +20,48 @@ namespace sonde {
 constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says depth_limit
 
 constexpr unsigned kParkedRings = 15;
-constexpr unsigned kWalks = 4;  // places for walks; levels beyond share them, see CapturedStack
+// Where a walk keeps its frames. Taken for one walk and its record: its path may be interrupted, by a handler that goes on with
+// another context of the program, whose hits walk too.
+struct WalkPlace {
+  uint64_t holder;  // WalkHold::ticket_; 0: free
+  union {
+    Frame frames[kHitFrames];
+    uint64_t packed[kHitFrames];
+  };
+};
+constexpr unsigned kWalkPlaces = kMaxContextLevels;
 
-// Lies behind the thread states in AgentControl::thread_area, one for each.
+// Lie behind the thread states in AgentControl::thread_area; a state gets one when it is first used.
 struct ThreadScratch {
   AddrRange stacks[3];  // known to be mapped
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
-  uint64_t turns[kWalks];  // walks begun, by place
+  uint64_t walks_begun;
   RingHeader* parked[kParkedRings];  // see park_ring in thread.h
   // Context levels whose paths are suspected to be gone: what lies at their sp, when first seen.
   uint64_t saved[kMaxContextLevels];
   uint32_t next_look;  // hits until suspects are looked at again
   bool unguarded;  // a path that may go on has lost its level, or never had one
   AddrRange alternate;  // the program's alternate signal stack, see alternate_stack.h; empty: none
-  union {
-    Frame frames[kHitFrames];
-    uint64_t packed[kHitFrames];
-  } walks[kWalks];
+  WalkPlace walks[kWalkPlaces];
 };
 
 // At the end of the area: a forked child finds it empty, a child that shares memory does not (trap_mask.h).
 struct ProcessMark {
   uint32_t pid;  // 0: not yet asked for
-  uint32_t reserved;
+  uint32_t scratches;  // given to thread states
 };
 
 constexpr uint64_t thread_area_bytes() {
-  return uint64_t{kThreadSlots} * (sizeof(ThreadState) + sizeof(ThreadScratch)) + sizeof(ProcessMark);
+  return kThreadSlots * sizeof(ThreadState) + kMaxThreads * sizeof(ThreadScratch) + sizeof(ProcessMark);
 }
 
 inline ThreadScratch* thread_scratch(void* area, const ThreadState* thread) {
-  auto* states = static_cast<ThreadState*>(area);
-  return reinterpret_cast<ThreadScratch*>(states + kThreadSlots) + (thread - states);
+  return reinterpret_cast<ThreadScratch*>(static_cast<ThreadState*>(area) + kThreadSlots) + (thread->scratch - 1);
+}
+
+inline ProcessMark* process_mark(void* area) {
+  return reinterpret_cast<ProcessMark*>(static_cast<char*>(area) + thread_area_bytes() - sizeof(ProcessMark));
 }
 
 // What the caller of the site's function left in the registers that functions preserve, and where the site is.
@@ -63,20 +72,29 @@ struct SiteRegs {
 // Frames from `regs` outwards into `out`, for a handler that asks; how many. pc_is_return: regs.pc is where a call returns to.
 unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_return, std::span<Frame> out);
 
-// In one of the scratch's places for walks. Levels share them, and a handler may go on to another stack of the program's own
-// making, whose hits take this path for one left for ever, and its level: others may write there before this one has copied what it
-// has found.
-struct CapturedStack {
-  std::span<const uint64_t> frames;  // packed; empty if the target has no tables
-  const uint64_t* turns;  // the place's
-  uint64_t turn;
-  bool is_overtaken() const { return __atomic_load_n(turns, __ATOMIC_RELAXED) != turn; }
+// Holds a place while it lives, if there is one.
+class WalkHold {
+ public:
+  WalkHold(ThreadScratch* scratch, unsigned level);
+  ~WalkHold();
+  WalkHold(const WalkHold&) = delete;
+  WalkHold& operator=(const WalkHold&) = delete;
+  WalkPlace* place() const { return place_; }  // null: none was free
+  // Whether the place was taken away, by whoever took this path for one that is gone.
+  bool is_lost() const { return __atomic_load_n(&place_->holder, __ATOMIC_RELAXED) >> 8 != ticket_ >> 8; }
+
+ private:
+  WalkPlace* place_ = nullptr;
+  uint64_t ticket_;  // the walk's number, and the context level + 1 in the lowest byte
 };
 
-// Where there is no room for a walk: the site alone, marked.
-CapturedStack site_alone(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+// The level's path is gone: its place is free. Or it has lost its level and may go on: it keeps its place.
+void give_up_walk(ThreadScratch* scratch, unsigned level, bool gone);
 
-// The frames from the site outwards.
-CapturedStack capture_stack(ThreadScratch* scratch, unsigned level, const SiteRegs& regs);
+// Where there is no room for a walk: the site alone, marked.
+std::span<const uint64_t> site_alone(WalkPlace* place, const SiteRegs& regs);
+
+// The frames from the site outwards, packed. Empty if the target has no tables.
+std::span<const uint64_t> capture_stack(ThreadScratch* scratch, WalkPlace* place, const SiteRegs& regs);
 
 }  // namespace sonde

@@ -21,8 +21,8 @@ uint32_t* find_tid_word(ThreadState* state, uint64_t thread_pointer) {
   if (thread_pointer <= kEarlyKey) return &state->no_tid_word;
   constexpr uint64_t kLookedAt = 0x400;  // into the thread's own scratch: there may be little stack
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, state);
-  auto* words = reinterpret_cast<uint32_t*>(scratch->walks);
-  static_assert(sizeof scratch->walks >= kLookedAt);
+  auto* words = reinterpret_cast<uint32_t*>(scratch->walks[0].frames);
+  static_assert(sizeof scratch->walks[0].frames >= kLookedAt);
   uint64_t in_page = kPage - thread_pointer % kPage;  // what is known to be mapped
   uint64_t bytes = safe_read(thread_pointer, words, kLookedAt, in_page);
   uint32_t known = __atomic_load_n(&tid_offset, __ATOMIC_RELAXED);
@@ -67,6 +67,7 @@ void leave_to_another(ThreadState* state) {
     parked = nullptr;
   }
   scratch->unguarded = false;
+  for (WalkPlace& place : scratch->walks) place.holder = 0;
 }
 
 // libc's word changed: libc has only now filled it in (program start, fork), or this is another thread.
@@ -79,6 +80,17 @@ ThreadState* check_identity(SessionHeader* session, ThreadState* state, uint64_t
   __atomic_store_n(&state->key, key | kRegistering, __ATOMIC_RELAXED);
   leave_to_another(state);
   return set_up(session, state, key);
+}
+
+// False: as many threads as there may be have come.
+bool give_scratch(void* area, ThreadState* state) {
+  if (state->scratch) return true;
+  uint32_t* given = &process_mark(area)->scratches;
+  uint32_t number = __atomic_load_n(given, __ATOMIC_RELAXED);
+  while (number < kMaxThreads)
+    if (__atomic_compare_exchange_n(given, &number, number + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return state->scratch = number + 1;
+  return false;
 }
 
 bool claim(ThreadState* state, uint64_t expected, uint64_t key) {
@@ -124,13 +136,16 @@ ThreadState* find_thread_slow(SessionHeader* session, void* area, uint64_t key) 
     if (there == (key | kRegistering)) return nullptr;  // a handler interrupted this thread's own registration
     if (there) continue;
     if (sonde_agent_control.flags & kControlNoTicks) return nullptr;  // it may have inherited that
-    if (claim(state, 0, key)) return set_up(session, state, key);
+    if (!claim(state, 0, key)) continue;
+    if (give_scratch(area, state)) return set_up(session, state, key);
+    __atomic_store_n(&state->key, 0, __ATOMIC_RELEASE);
+    break;
   }
   if (sonde_agent_control.flags & kControlNoTicks) return nullptr;
   for (uint32_t i = 0; i < kProbes; i++) {  // crowded: states of threads that are gone
     ThreadState* state = &states[(first + i) % kThreadSlots];
     uint64_t there = __atomic_load_n(&state->key, __ATOMIC_ACQUIRE);
-    if (there & kRegistering || is_alive(state->pid, state->tid) || !claim(state, there, key)) continue;
+    if (!there || there & kRegistering || is_alive(state->pid, state->tid) || !claim(state, there, key)) continue;
     leave_to_another(state);
     return set_up(session, state, key);
   }
@@ -204,7 +219,9 @@ constexpr uint64_t kChangedOnce = 1;  // in ThreadScratch::saved; 0 there: not y
     guard |= kSuspect;
   }
   uint64_t before = __atomic_load_n(&saved, __ATOMIC_RELAXED), sum;
-  if (!read_saved(guard & ~kSuspect, sum)) return true;
+  bool mapped = read_saved(guard & ~kSuspect, sum);
+  if (__atomic_load_n(&thread->guards[level], __ATOMIC_RELAXED) != guard) return false;
+  if (!mapped) return true;
   sum = (sum & ~kChangedOnce) | 2;
   if (before == 0) local_compare_exchange(&saved, &before, sum);
   if (before == 0 || (before & ~kChangedOnce) == sum) return false;
@@ -224,6 +241,7 @@ void give_up_records(SessionHeader* session, ThreadState* thread) {
 [[gnu::noinline]] bool take_level(SessionHeader* session, ThreadState* thread, unsigned level, uint64_t guard,
                                   bool gone) {
   if (!local_compare_exchange(&thread->guards[level], &guard, 0)) return false;
+  give_up_walk(thread_scratch(sonde_agent_control.thread_area, thread), level, gone);
   if (level != 0 || !thread->ring || ring_comes_to_rest(thread->ring)) return true;
   if (gone && !others_wait(thread)) give_up_records(session, thread);
   else park_ring(session, thread);

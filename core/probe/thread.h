@@ -35,6 +35,7 @@ struct alignas(128) ThreadState {
   uint32_t no_tid_word;
   uint32_t ring_retry;  // hits without a ring; see take_ring_late in hit.cc
   uint32_t takes;  // from others, while it held too many
+  uint32_t scratch;  // number + 1 of its ThreadScratch; 0: the state was never used
 };
 static_assert(sizeof(ThreadState) == 256);
 

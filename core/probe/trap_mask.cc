@@ -224,8 +224,8 @@ void leave_handler(SignalContext* context, bool window) {
 
 namespace {
 uint32_t* owner_word() {
-  auto* area = static_cast<char*>(sonde_agent_control.thread_area);
-  return area ? reinterpret_cast<uint32_t*>(area + thread_area_bytes() - sizeof(ProcessMark)) : nullptr;
+  void* area = sonde_agent_control.thread_area;
+  return area ? &process_mark(area)->pid : nullptr;
 }
 }  // namespace
 

@@ -16,7 +16,7 @@ class Facts:
     armed: int      # functions that were probed
     refused: int    # functions of the program that were not
     refusals: dict  # reason -> how many
-    lost: dict      # cause -> how many records
+    lost: dict      # cause -> how many calls, or records that may be of calls
     calls: list     # (name without parameters, {"calls": n, "unwound": n, ...})
 
 
@@ -31,12 +31,14 @@ def from_json(report):
     footer = report["footer"]
     # A cold part is entered by jumps only: no function, so none that could be missed.
     refusals = {reason: n for reason, n in footer["refused"].items() if "cold" not in reason}
+    # Without --sum no call is lost for want of stack, only what a stack record would have held.
+    lost = {cause: n for cause, n in footer["lost"].items() if not (footer["stacks"] and "room on a small stack" in cause)}
     calls = []
     for function in report["functions"]:
         kinds = {kind: function[kind] for kind in ("returned", "unwound", "abandoned", "unfinished", "thread_ended")}
         name = function["name"].replace("(anonymous namespace)", "{anonymous}").split("(")[0]
         calls.append((name, {"calls": function["calls"], **kinds}))
-    return Facts(footer["armed"], sum(refusals.values()), refusals, footer["lost"], calls)
+    return Facts(footer["armed"], sum(refusals.values()), refusals, lost, calls)
 
 
 def check_armed(name, facts):

@@ -107,7 +107,7 @@ TEST_CASE("fibers that interleave and migrate between threads: every call ends o
 namespace {
 
 // Contexts of one thread that a timer's handler switches between, wherever they are: also in the middle of a probe path.
-constexpr int kPreempted = 6, kRounds = 60000;
+constexpr int kPreempted = 6, kRounds = 20000;
 ucontext_t preempted[kPreempted], preempting;
 volatile int running;
 volatile bool ended[kPreempted], preempts;
