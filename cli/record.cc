@@ -335,12 +335,10 @@ class Recording {
     uint64_t now = sample_clock().ticks;
     for (const InFlight& call : *calls) {
       if (options_.sum) {
-        recorder_->end_summed(static_cast<uint32_t>(pid), call, now);
+        if (call.kind != ExitKind::inherited) recorder_->end_summed(static_cast<uint32_t>(pid), call, now);
         continue;
       }
-      uint64_t record[] = {
-          record_word(RecordType::call, static_cast<uint8_t>(call.kind), call.site, slot_key(call.slot)),
-          call.entry_ticks, now};
+      uint64_t record[] = {call_word(call.kind, call.site, slot_key(call.slot)), call.entry_ticks, now};
       recorder_->append(static_cast<uint32_t>(pid), call.tid, record);
     }
   }

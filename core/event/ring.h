@@ -120,7 +120,7 @@ void ring_abandon_all(SessionHeader* session, RingHeader* ring);
                                                    uint64_t exit_ticks) {
   Reservation r = ring_reserve(session, ring, site, kCallWords);
   if (__builtin_expect(!r.words, 0)) return local_add(&ring->lost_calls, 1), false;
-  r.words[0] = record_word(RecordType::call, static_cast<uint8_t>(exit), site, slot_key(slot));
+  r.words[0] = call_word(exit, site, slot_key(slot));
   r.words[1] = entry_ticks;
   r.words[2] = exit_ticks;
   ring_commit(ring, r);

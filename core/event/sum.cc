@@ -244,7 +244,7 @@ void sum_entry(SumArea* area, SumCall* calls, uint32_t site, uint64_t slot) {
 
 namespace {
 
-// The call began in another thread, or in the process that this one was forked from: all of it is counted here.
+// The call began in another thread: all of it is counted here.
 void count_elsewhere_begun(SumArea* area, SumCall call, uint32_t site, ExitKind kind, uint64_t ticks) {
   SumArea* other = area_of(area, call.area);
   if (__atomic_load_n(&other->process, __ATOMIC_ACQUIRE) == area->process && call.node < area->node_limit) {
@@ -263,6 +263,7 @@ void count_elsewhere_begun(SumArea* area, SumCall call, uint32_t site, ExitKind 
 }  // namespace
 
 void sum_count_otherwise(SumArea* area, const SumCall& call, uint32_t site, ExitKind kind, uint64_t ticks) {
+  if (kind == ExitKind::inherited) return;
   if (call.area != area->number) return count_elsewhere_begun(area, call, site, kind, ticks);
   if (call.flags & kSumUnplaced) return;
   SumNode& node = sum_nodes(area)[call.node];

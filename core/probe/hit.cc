@@ -112,10 +112,16 @@ SONDE_HOT bool has_handler(const SessionHeader* session, uint32_t site) {
   return session_sites(const_cast<SessionHeader*>(session))[site].flags & kSiteHandler;
 }
 
+// fork copies the entries of calls that run.
+[[gnu::noinline]] bool is_inherited(uint32_t index) {
+  return sonde_calls[index].entry_ticks < process_mark(sonde_agent_control.thread_area)->begun_ticks;
+}
+
 // Ends one activation, whoever began it. False if it has ended already (a copied stack returns a second time).
 SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint32_t index, const Exit& exit) {
   Ownership& ownership = sonde_owners[index];
   uint32_t site = sonde_calls[index].site;
+  ExitKind kind = exit.kind;
   if (exit.saved && thread && ownership.state == EntryState::in_use && site != kNoSite && is_recording(session) &&
       has_handler(session, site))
     call_exit_handler(thread, index, exit);
@@ -128,8 +134,10 @@ SONDE_HOT bool end_activation(SessionHeader* session, ThreadState* thread, uint3
     if (exit.kind == ExitKind::returned) handler_returned(index);
     entry_give(thread, index);
     return true;
+  } else if (thread && is_inherited(index)) {
+    kind = ExitKind::inherited;
   }
-  if (thread && is_recording(session)) record_end(session, thread, index, exit.kind, exit.ticks);
+  if (thread && is_recording(session)) record_end(session, thread, index, kind, exit.ticks);
   entry_give(thread, index);
   return true;
 }
@@ -174,7 +182,7 @@ bool enters_by_jump(SessionHeader* session, uint32_t site) { return session_site
 [[gnu::noinline]] uint64_t take_over(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site,
                                      const uint64_t* slot) {
   uint64_t now = ticks();
-  record_end(session, thread, index, ExitKind::returned, now);
+  record_end(session, thread, index, is_inherited(index) ? ExitKind::inherited : ExitKind::returned, now);
   record_begin(session, thread, index, site, slot, true);
   sonde_calls[index].site = site;
   sonde_calls[index].entry_ticks = now;
@@ -233,8 +241,7 @@ SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t si
   if (!record.words) return;
   record.words[1] = entry_ticks;
   for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = frames[i];
-  if (hold.is_lost())
-    return ring_abandon(session, ring, record, kStackHeaderWords + count, site, LossCause::nesting);
+  if (hold.is_lost()) return ring_abandon(session, ring, record, kStackHeaderWords + count, site, LossCause::nesting);
   Reason last = unpack_frame(record.words[kStackHeaderWords + count - 1]).reason;
   bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
   record.words[0] = record_word(RecordType::stack, cut, site, count);
@@ -418,7 +425,8 @@ namespace {
   void* area = sonde_agent_control.thread_area;
   ThreadState* thread = area ? find_thread(session, area, thread_pointer()) : nullptr;
   return thread && thread->ring &&
-         stack_is_left_out(session, thread, static_cast<uint32_t>(frame->site), reinterpret_cast<uint64_t>(frame), kBytes);
+         stack_is_left_out(session, thread, static_cast<uint32_t>(frame->site), reinterpret_cast<uint64_t>(frame),
+                           kBytes);
 }
 
 // What is not usual. Like the two above it has sonde_on_entry's arguments and is jumped to: the hit path's frame is no part of

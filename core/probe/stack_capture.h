@@ -50,6 +50,7 @@ struct ThreadScratch {
 struct ProcessMark {
   uint32_t pid;  // 0: not yet asked for
   uint32_t scratches;  // given to thread states
+  uint64_t begun_ticks;  // when its first thread registered: calls that began before are its parent's, see ExitKind::inherited
 };
 
 constexpr uint64_t thread_area_bytes() {

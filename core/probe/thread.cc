@@ -40,6 +40,16 @@ bool is_alive(uint32_t pid, uint32_t tid) {
   return system_call(__NR_tgkill, pid, tid, 0) != kNoSuchProcess;
 }
 
+// The first thread of a process. What it inherited, with the very thread pointer, the usual path must not take for its own.
+void mark_process() {
+  uint64_t none = 0, *begun = &process_mark(sonde_agent_control.thread_area)->begun_ticks;
+  if (__atomic_load_n(begun, __ATOMIC_RELAXED)) return;
+  if (!__atomic_compare_exchange_n(begun, &none, ticks(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
+  uint32_t fresh = __atomic_load_n(&sonde_fresh_entries, __ATOMIC_RELAXED);
+  for (uint32_t index = 0; index < fresh && index < kTrampolines; index++)
+    if (sonde_owners[index].state == EntryState::in_use) sonde_owners[index].usual = &no_usual_thread;
+}
+
 // The state is the caller's alone: key has kRegistering set.
 ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   state->pid = static_cast<uint32_t>(system_call(__NR_getpid));
@@ -52,6 +62,7 @@ ThreadState* set_up(SessionHeader* session, ThreadState* state, uint64_t key) {
   state->tid_value = *state->tid_word;
   state->ring = ring_take(session, state->pid, state->tid, key);
   state->ring_retry = 0;
+  mark_process();
   __atomic_store_n(&state->key, key, __ATOMIC_RELEASE);
   allow_usual_path(session, state);
   return state;

@@ -17,7 +17,8 @@ constexpr int64_t kStack = (8 << 20) / 8;              // how far a longjmp may 
 
 // Ends that were not seen when they happened; the true end may be earlier.
 bool end_is_late(ExitKind kind) {
-  return kind == ExitKind::abandoned || kind == ExitKind::unfinished || kind == ExitKind::thread_ended;
+  return kind == ExitKind::abandoned || kind == ExitKind::unfinished || kind == ExitKind::thread_ended ||
+         kind == ExitKind::inherited;
 }
 
 int64_t slots_above(const OpenCall& open, const Event& event) {

@@ -30,8 +30,10 @@ struct OpenCall {
   uint32_t depth = 0;  // 0: root
   uint32_t context = 0;  // for the visitor
 
-  // When it ended nobody knows: its thread was gone when that was noticed.
-  bool endless() const { return event.kind == ExitKind::thread_ended; }
+  // Counts in the process that this one was forked from, and is here only because calls came from it.
+  bool inherited() const { return event.kind == ExitKind::inherited; }
+  // When it ended nobody knows: its thread was gone when that was noticed. Or it began elsewhere.
+  bool endless() const { return event.kind == ExitKind::thread_ended || inherited(); }
   bool timed() const { return !entry_only && !endless(); }
 
   uint64_t duration() const { return endless() ? children : end - event.entry; }  // at least that of its callees

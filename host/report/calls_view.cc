@@ -15,7 +15,8 @@ namespace sonde::host {
 namespace {
 
 const char* exit_word(ExitKind kind) {
-  static const char* kWords[] = {"returned", "unwound", "abandoned", "unfinished", "thread ended"};
+  static const char* kWords[] = {"returned",   "unwound",      "abandoned",
+                                 "unfinished", "thread ended", "began before the fork"};
   return kWords[static_cast<size_t>(kind)];
 }
 

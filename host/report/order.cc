@@ -75,9 +75,12 @@ struct EntryOrder::Impl {
           thread >= recording.threads.size();
     if (bad) return false;
     item = Item{words[1], words[1], record_site(head), record_high(head), 0, 0, 0, uint8_t(type), record_kind(head)};
-    if (type == RecordType::call) {
+    if (is_interval(type)) {
       item.exit = words[2];
-      bad = item.exit < item.entry || item.kind > uint8_t(ExitKind::thread_ended);
+      bool inherited = type == RecordType::inherited;
+      bad = item.exit < item.entry || item.kind > uint8_t(ExitKind::inherited) ||
+            inherited != (item.kind == uint8_t(ExitKind::inherited));
+      item.type = uint8_t(RecordType::call);
     } else if (type == RecordType::stack) {
       item.slot = 0;
       item.frame_count = static_cast<uint16_t>(words.size() - kStackHeaderWords);
@@ -142,6 +145,7 @@ struct EntryOrder::Impl {
     ++survey.thread_records[thread];
     switch (static_cast<RecordType>(item.type)) {
       case RecordType::call:
+        if (item.kind == uint8_t(ExitKind::inherited)) break;
         ++survey.calls;
         ++survey.kinds[item.kind];
         ++survey.sites[item.site].calls;

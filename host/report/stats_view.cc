@@ -32,7 +32,7 @@ class StatsCollector : public CallVisitor {
   }
   void enter(uint32_t, OpenCall&, OpenCall*) override {}
   void leave(uint32_t, OpenCall& call, OpenCall*) override {
-    if (call.event.site >= stats.size()) return;
+    if (call.event.site >= stats.size() || call.inherited()) return;
     FunctionStats& s = stats[call.event.site];
     if (call.entry_only) {
       s.entries++;

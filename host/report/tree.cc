@@ -29,8 +29,14 @@ void CallTree::enter(uint32_t thread, OpenCall& call, OpenCall* parent) {
   call.context = child(group_of_[thread], parent ? parent->context : kNoNode, call.event.site);
 }
 
+void CallTree::mark_counted(uint32_t index) {
+  for (; index != kNoNode && !nodes_[index].counted; index = nodes_[index].parent) nodes_[index].counted = true;
+}
+
 void CallTree::leave(uint32_t, OpenCall& call, OpenCall*) {
   TreeNode& node = nodes_[call.context];
+  if (call.inherited()) return void(node.total += call.duration());
+  mark_counted(call.context);
   node.tail_calls += call.tail;
   if (call.entry_only) return void(++node.entries);
   ++node.calls;
@@ -42,6 +48,7 @@ void CallTree::leave(uint32_t, OpenCall& call, OpenCall*) {
 uint32_t CallTree::add(uint32_t group, uint32_t parent, uint32_t site, const TreeNode& sums) {
   uint32_t index = child(group, parent, site);
   TreeNode& node = nodes_[index];
+  if (sums.calls + sums.entries) mark_counted(index);
   node.calls += sums.calls;
   node.entries += sums.entries;
   node.tail_calls += sums.tail_calls;

@@ -22,6 +22,7 @@ struct TreeNode {
   uint64_t tail_calls = 0;  // of calls + entries, those entered by a jump
   uint64_t total = 0, self = 0;  // ticks
   std::array<uint64_t, 5> kinds{};
+  bool counted = false;  // it or one below it has calls or entries; the others are shown nowhere
 };
 
 class CallTree : public CallVisitor {
@@ -45,6 +46,7 @@ class CallTree : public CallVisitor {
 
  private:
   uint32_t child(uint32_t group, uint32_t parent, uint32_t site);
+  void mark_counted(uint32_t index);
 
   std::vector<uint32_t> group_of_;
   std::vector<uint32_t> roots_;

@@ -83,7 +83,8 @@ class TreePrinter {
 
   std::vector<uint32_t> sorted(uint32_t first) const {
     std::vector<uint32_t> list;
-    for (uint32_t i = first; i != kNoNode; i = tree_.node(i).next_sibling) list.push_back(i);
+    for (uint32_t i = first; i != kNoNode; i = tree_.node(i).next_sibling)
+      if (tree_.node(i).counted) list.push_back(i);
     std::stable_sort(list.begin(), list.end(), [&](uint32_t a, uint32_t b) {
       const TreeNode &x = tree_.node(a), &y = tree_.node(b);
       return x.total != y.total ? x.total > y.total : x.calls + x.entries > y.calls + y.entries;

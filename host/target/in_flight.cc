@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/probe/entries.h"
+#include "core/probe/stack_capture.h"
 #include "host/target/target.h"
 
 namespace sonde::host {
@@ -30,6 +31,12 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   auto entries = SONDE_TRY(read_array<ReturnEntry>(pid, agent_address(agent_.entries), count));
   auto calls = SONDE_TRY(read_array<ActiveCall>(pid, agent_address(agent_.calls), count));
   auto owners = SONDE_TRY(read_array<Ownership>(pid, agent_address(agent_.owners), count));
+  auto area =
+      SONDE_TRY(read_array<uint64_t>(pid, agent_address(agent_.control) + offsetof(AgentControl, thread_area), 1));
+  uint64_t at_mark = area[0] + thread_area_bytes() - sizeof(ProcessMark);
+  auto mark = SONDE_TRY(read_array<ProcessMark>(pid, Addr(at_mark), 1));
+  uint64_t begun =
+      mark[0].begun_ticks ? mark[0].begun_ticks : ~uint64_t{0};  // no thread of a forked child has come yet
   auto sums = SONDE_TRY(read_array<SumCall>(pid, agent_address(agent_.sum_calls), options_.sum ? count : 0));
   sums.resize(count);
   uint64_t trampolines = agent_address(agent_.trampolines).value;
@@ -53,11 +60,17 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
     const ActiveCall& call = calls[i];
     uint32_t tid = owners[i].owner;
     if (owners[i].state != EntryState::in_use || call.site == kNoSite) continue;
+    if (call.entry_ticks < begun) {  // the thread that forked is the child's first
+      if (alive[i])
+        found.push_back(
+            {call.site, static_cast<uint32_t>(pid), call.entry_ticks, entries[i].slot, sums[i], ExitKind::inherited});
+      continue;
+    }
     auto [thread, added] = running.try_emplace(tid);
     if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, tid).c_str(), F_OK) == 0;
     ExitKind kind = alive[i] ? ExitKind::unfinished : ExitKind::abandoned;
-    found.push_back({call.site, tid, call.entry_ticks, entries[i].slot, sums[i],
-                     thread->second ? kind : ExitKind::thread_ended});
+    found.push_back(
+        {call.site, tid, call.entry_ticks, entries[i].slot, sums[i], thread->second ? kind : ExitKind::thread_ended});
   }
   return found;
 }

@@ -42,7 +42,7 @@ struct InFlight {
   uint32_t site, tid;
   uint64_t entry_ticks, slot;
   SumCall sum;  // with --sum, else zero
-  ExitKind kind;  // unfinished, abandoned (its slot does not lead to it any more) or thread_ended
+  ExitKind kind;  // unfinished, abandoned (its slot does not lead to it any more), thread_ended or inherited
 };
 
 // The functions of one image that shall be probed: indices into image.functions().

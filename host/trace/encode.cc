@@ -187,7 +187,7 @@ RecordEncoder::Taken RecordEncoder::take(const uint64_t* words, size_t count, si
       continue;
     }
     if (records() == kMostRecords || words_ + n > kMostWords) return stop(Stop::full);
-    uint64_t first = look(record[1]), time = type == RecordType::call ? look(record[2]) : first;
+    uint64_t first = look(record[1]), time = is_interval(type) ? look(record[2]) : first;
     add(head, time, time - first);
     taken.calls += type == RecordType::call;
     taken.entries += type == RecordType::entry;
@@ -274,9 +274,10 @@ class RecordDecoder {
     last_ += get(times_, control & 3);
     uint64_t duration = get(durations_, control >> 2 & 3);
     RecordType type = record_type(head);
-    if (type != RecordType::call && duration) return false;
+    if (!is_interval(type) && duration) return false;
     switch (type) {
-      case RecordType::call: words_.insert(words_.end(), {head, last_ - duration, last_}); break;
+      case RecordType::call:
+      case RecordType::inherited: words_.insert(words_.end(), {head, last_ - duration, last_}); break;
       case RecordType::entry: words_.insert(words_.end(), {head, last_}); break;
       case RecordType::stack: {
         if (record_words(head) == 0) return false;

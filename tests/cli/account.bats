@@ -313,3 +313,44 @@ assert 1e6 <= quit["avg_ns"] < 1e8 and 1e6 <= quit["min_ns"] <= quit["max_ns"] <
 import json, sys
 for call in json.load(sys.stdin)["calls"]: assert (call["duration_ns"] is None) == (call["exit"] == "thread ended"), call'
 }
+
+@test "a call open across fork() is one call, and in the child only the caller of others" {
+  cat >inherits.c <<'C'
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+__attribute__((noinline)) int leaf(int i) { __asm__ volatile(""); return i + 1; }
+__attribute__((noinline)) int in_child(int i) { return leaf(i) + leaf(i + 1); }
+__attribute__((noinline)) int forks(int i) {
+  pid_t p = fork();
+  if (!p) { in_child(i); return -1; }  // returns in the child, too
+  int s;
+  waitpid(p, &s, 0);
+  return i;
+}
+__attribute__((noinline)) int loop(void) {
+  for (int i = 0; i < 5; i++) if (forks(i) < 0) { if (i % 2) return -1; _exit(0); }  // ends within, or returns farther
+  return 0;
+}
+int main(void) { if (loop() < 0) _exit(1); leaf(0); puts("done"); return 0; }
+C
+  gcc -O2 -fno-optimize-sibling-calls inherits.c -o inherits
+  for how in "" -s --sum --force-trap; do
+    same_as_untraced $how -f leaf -f in_child -f forks -f loop -f main -- ./inherits
+    [ "$(calls_of main)" -eq 1 ]
+    [ "$(calls_of loop)" -eq 1 ]
+    [ "$(calls_of forks)" -eq 5 ]
+    [ "$(calls_of in_child)" -eq 5 ]
+    [ "$(calls_of leaf)" -eq 11 ]
+    "$SONDE" report --folded --counts trace >folded
+    printf '%s\n' 'main 1' 'main;leaf 1' 'main;loop 1' 'main;loop;forks 5' 'main;loop;forks;in_child 5' \
+      'main;loop;forks;in_child;leaf 10' | diff - <(sort folded)
+    "$SONDE" report trace >out
+    grep -q '^23 calls' out
+    [ "$(grep -c -e '^note:' -e 'still running' out)" = 0 ]
+  done
+  same_as_untraced -f forks -f in_child -- ./inherits
+  "$SONDE" report --calls trace >out
+  [ "$(grep -c '  forks  \[began before the fork\]$' out)" = 5 ]
+  [ "$(grep -c '    in_child$' out)" = 5 ]
+}
