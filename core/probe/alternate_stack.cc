@@ -4,6 +4,9 @@
 #include "core/probe/safe_read.h"
 
 namespace sonde {
+
+constinit SmallStacks small_stacks{};
+
 namespace {
 
 struct StackDescription {  // stack_t, <asm/signal.h>
@@ -16,12 +19,10 @@ constexpr int32_t kDisabled = 2;  // SS_DISABLE
 
 void keep(ThreadScratch* scratch, const StackDescription& stack) {
   if (stack.flags & kDisabled) scratch->alternate = {};
-  else scratch->alternate = {Addr(stack.begin), Addr(stack.begin + stack.size)};
+  else scratch->alternate = {Addr(stack.begin), Addr(stack.begin + stack.size)}, small_stacks.any = true;
 }
 
 }  // namespace
-
-constinit SmallStacks small_stacks{};
 
 // Coroutines may be made in several threads at once: then one of two that take the same place is not known.
 void remember_coroutine_stack(AddrRange stack) {
@@ -31,6 +32,7 @@ void remember_coroutine_stack(AddrRange stack) {
     if (other.begin < stack.end && stack.begin < other.end) other = {};
   }
   if (stack.size() == 0 || stack.size() > kSmallStackBytes) return;
+  small_stacks.any = true;
   small_stacks.ranges[known % kSmallStacks] = stack;
   __atomic_store_n(&small_stacks.known, known + 1 ? known + 1 : kSmallStacks, __ATOMIC_RELEASE);
 }

@@ -20,12 +20,14 @@ constexpr uint32_t kSmallStacks = 256;
 struct SmallStacks {
   AddrRange ranges[kSmallStacks];
   uint32_t known;  // ever; the next one's place is this modulo kSmallStacks
+  bool any;  // these, or alternate stacks: else all have room
 };
 extern SmallStacks small_stacks;
 void remember_coroutine_stack(AddrRange stack);
 bool has_room_on_small_stack(uint64_t sp, uint64_t bytes);
 
 inline bool has_room(const ThreadScratch* scratch, uint64_t sp, uint64_t bytes = kDeepPathBytes) {
+  if (__builtin_expect(!small_stacks.any, 1)) return true;
   if (scratch->alternate.contains(Addr(sp)) && sp - scratch->alternate.begin.value < bytes) return false;
   return __builtin_expect(!small_stacks.known, 1) || has_room_on_small_stack(sp, bytes);
 }

@@ -417,7 +417,7 @@ namespace {
 }
 
 // Where there is not even room for the way there, a hit with a stack is made a usual one.
-[[gnu::noinline, gnu::cold]] bool stack_must_be_left_out(SessionHeader* session, EntryFrame* frame) {
+[[gnu::noinline]] bool stack_must_be_left_out(SessionHeader* session, EntryFrame* frame) {
   constexpr uint64_t kBytes = kStacklessPathBytes + 256;
   const Site& site = site_of(*frame);
   if (__atomic_load_n(&site.flags, __ATOMIC_RELAXED) != (kUsualSite | kSiteStack) || !is_recording(session))
@@ -447,7 +447,7 @@ uint64_t sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx, uint64_t 
   if (__builtin_expect(!session, 0)) return 0;
   uint32_t number = static_cast<uint32_t>(frame->site);
   uint32_t flags = __atomic_load_n(&session_sites(session)[number].flags, __ATOMIC_RELAXED);
-  if (__builtin_expect(flags != kUsualSite, 0) && !stack_must_be_left_out(session, frame))
+  if (__builtin_expect(flags != kUsualSite, 0) && !(small_stacks.any && stack_must_be_left_out(session, frame)))
     return enter_otherwise(frame, rbp, rbx, r12, r13, r14, r15);
   if (__builtin_expect(!is_recording(session), 0)) return 0;
   return hit_usual(session, number, frame->slot, reinterpret_cast<uint64_t>(frame));

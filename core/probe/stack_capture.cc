@@ -114,21 +114,10 @@ constexpr uint64_t kLevelMask = 0xff, kNoLevel = 0xff;
 }  // namespace
 
 WalkHold::WalkHold(ThreadScratch* scratch, unsigned level) {
-  uint64_t number = __atomic_load_n(&scratch->walks_begun, __ATOMIC_RELAXED);
-  while (!local_compare_exchange(&scratch->walks_begun, &number, number + 1)) {
-  }
-  ticket_ = (number + 1) << 8 | (level + 1);
   for (unsigned i = 0; i < kWalkPlaces && !place_; i++) {
     WalkPlace* place = &scratch->walks[(level + i) % kWalkPlaces];
     uint64_t free = 0;
-    if (local_compare_exchange(&place->holder, &free, ticket_)) place_ = place;
-  }
-}
-
-WalkHold::~WalkHold() {
-  if (!place_) return;
-  uint64_t holder = __atomic_load_n(&place_->holder, __ATOMIC_RELAXED);
-  while (holder >> 8 == ticket_ >> 8 && !local_compare_exchange(&place_->holder, &holder, 0)) {
+    if (local_compare_exchange(&place->holder, &free, ticket() | (level + 1))) place_ = place;
   }
 }
 

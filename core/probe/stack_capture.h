@@ -23,7 +23,7 @@ constexpr unsigned kParkedRings = 15;
 // Where a walk keeps its frames. Taken for one walk and its record: its path may be interrupted, by a handler that goes on with
 // another context of the program, whose hits walk too.
 struct WalkPlace {
-  uint64_t holder;  // WalkHold::ticket_; 0: free
+  uint64_t holder;  // WalkHold::ticket() with the context level + 1 in the lowest byte; 0: free
   union {
     Frame frames[kHitFrames];
     uint64_t packed[kHitFrames];
@@ -36,7 +36,6 @@ struct ThreadScratch {
   AddrRange stacks[3];  // known to be mapped
   bool to_its_end[3];  // nothing is mapped behind it: near its end there is no more to be known
   uint32_t next_stack;
-  uint64_t walks_begun;
   RingHeader* parked[kParkedRings];  // see park_ring in thread.h
   // Context levels whose paths are suspected to be gone: what lies at their sp, when first seen.
   uint64_t saved[kMaxContextLevels];
@@ -50,7 +49,8 @@ struct ThreadScratch {
 struct ProcessMark {
   uint32_t pid;  // 0: not yet asked for
   uint32_t scratches;  // given to thread states
-  uint64_t begun_ticks;  // when its first thread registered: calls that began before are its parent's, see ExitKind::inherited
+  uint64_t
+      begun_ticks;  // when its first thread registered: calls that began before are its parent's, see ExitKind::inherited
 };
 
 constexpr uint64_t thread_area_bytes() {
@@ -77,16 +77,20 @@ unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_ret
 class WalkHold {
  public:
   WalkHold(ThreadScratch* scratch, unsigned level);
-  ~WalkHold();
+  ~WalkHold() {
+    if (place_ && !is_lost()) __atomic_store_n(&place_->holder, 0, __ATOMIC_RELAXED);
+  }
   WalkHold(const WalkHold&) = delete;
   WalkHold& operator=(const WalkHold&) = delete;
   WalkPlace* place() const { return place_; }  // null: none was free
   // Whether the place was taken away, by whoever took this path for one that is gone.
-  bool is_lost() const { return __atomic_load_n(&place_->holder, __ATOMIC_RELAXED) >> 8 != ticket_ >> 8; }
+  bool is_lost() const { return __atomic_load_n(&place_->holder, __ATOMIC_RELAXED) >> 8 != ticket() >> 8; }
 
  private:
+  // Two paths that may go on are never at the same address.
+  uint64_t ticket() const { return reinterpret_cast<uint64_t>(this) << 8; }
+
   WalkPlace* place_ = nullptr;
-  uint64_t ticket_;  // the walk's number, and the context level + 1 in the lowest byte
 };
 
 // The level's path is gone: its place is free. Or it has lost its level and may go on: it keeps its place.
