@@ -398,8 +398,10 @@ Records Harness::drain() {
       REQUIRE_OR_DIE(words != 0 && head + words * 8 <= tail);
       switch (record_type(word[0])) {
         case RecordType::call:
-          records.calls.push_back(
-              {site, static_cast<ExitKind>(record_kind(word[0])), record_high(word[0]), word[1], word[2], ring->tid});
+        case RecordType::inherited:
+          (record_type(word[0]) == RecordType::call ? records.calls : records.inherited)
+              .push_back({site, static_cast<ExitKind>(record_kind(word[0])), record_high(word[0]), word[1], word[2],
+                          ring->tid});
           break;
         case RecordType::entry: records.entries.push_back({site, record_high(word[0]), word[1]}); break;
         case RecordType::stack:

@@ -33,6 +33,7 @@ struct StackRecord {
 };
 struct Records {
   std::vector<CallRecord> calls;  // ring after ring, each in order
+  std::vector<CallRecord> inherited;  // that a forked child ends, and its parent counts
   std::vector<EntryRecord> entries;
   std::vector<StackRecord> stacks;
   uint64_t holes = 0;

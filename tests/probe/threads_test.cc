@@ -113,11 +113,16 @@ TEST_CASE("a forked child takes a ring of its own and returns through frames ent
     waitpid(forked, &status, 0);
     REQUIRE(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 11);
-    auto counts = by_thread(harness.drain());
+    Records records = harness.drain();
+    auto counts = by_thread(records);
     REQUIRE(counts.size() == 2);
     auto& child = counts[static_cast<uint32_t>(forked)];
     auto& parent = counts[static_cast<uint32_t>(getpid())];
-    CHECK(child[forking] == 1);
+    CHECK(child[forking] == 0);  // it is one call, and its parent's
+    REQUIRE(records.inherited.size() == 1);
+    CHECK(records.inherited[0].site == forking);
+    CHECK(records.inherited[0].kind == ExitKind::inherited);
+    CHECK(records.inherited[0].tid == static_cast<uint32_t>(forked));
     CHECK(child[outer_site()] == 2);
     CHECK(child[inner_site()] == 4);
     CHECK(parent[forking] == 1);
