@@ -3,8 +3,17 @@
 
 namespace sonde {
 extern "C" {
-__attribute__((used)) AgentControl sonde_agent_control = {.version = kAgentVersion, .reserved = 0, .session = nullptr, .thread_area = nullptr,
-                                  .tables = nullptr, .main_stack_end = 0, .loader_debug = 0, .flags = 0,
-                                  .unwinder_count = 0, .unwinders = {}, .traps = nullptr, .program_trap = {}};
+__attribute__((used)) AgentControl sonde_agent_control = {.version = kAgentVersion,
+                                                          .reserved = 0,
+                                                          .session = nullptr,
+                                                          .thread_area = nullptr,
+                                                          .tables = nullptr,
+                                                          .main_stack_end = 0,
+                                                          .loader_debug = 0,
+                                                          .flags = 0,
+                                                          .unwinder_count = 0,
+                                                          .unwinders = {},
+                                                          .traps = nullptr,
+                                                          .program_trap = {}};
 }
 }  // namespace sonde

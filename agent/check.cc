@@ -24,7 +24,8 @@ void check_failed(const char* file, int line, const char* condition) {
   char digits[12];
   unsigned first = sizeof digits - 1;
   digits[first] = 0;
-  for (unsigned rest = static_cast<unsigned>(line); rest && first; rest /= 10) digits[--first] = static_cast<char>('0' + rest % 10);
+  for (unsigned rest = static_cast<unsigned>(line); rest && first; rest /= 10)
+    digits[--first] = static_cast<char>('0' + rest % 10);
   unsigned size = sizeof session->check_reason;
   unsigned at = append(session->check_reason, 0, size, file);
   at = append(session->check_reason, at, size, ":");

@@ -27,15 +27,15 @@ std::unexpected<Error> fail_errno(std::string what);
 std::string describe(const sonde::Error& error);
 
 // expression's value; on error returns it with "context: " in front.
-#define SONDE_TRY_CONTEXT(expression, context)                                                              \
-  ({                                                                                                        \
-    auto&& sonde_result_ = (expression);                                                                    \
-    if (!sonde_result_) {                                                                                   \
-      auto sonde_error_ = std::move(sonde_result_).error();                                                 \
-      sonde_error_.message = std::string(context) + ": " + sonde_error_.message;                            \
-      return std::unexpected(std::move(sonde_error_));                                                      \
-    }                                                                                                       \
-    *std::move(sonde_result_);                                                                              \
+#define SONDE_TRY_CONTEXT(expression, context) \
+  ({ \
+    auto&& sonde_result_ = (expression); \
+    if (!sonde_result_) { \
+      auto sonde_error_ = std::move(sonde_result_).error(); \
+      sonde_error_.message = std::string(context) + ": " + sonde_error_.message; \
+      return std::unexpected(std::move(sonde_error_)); \
+    } \
+    *std::move(sonde_result_); \
   })
 
 }  // namespace sonde::host

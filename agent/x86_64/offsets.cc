@@ -18,14 +18,17 @@ static_assert(offsetof(Ownership, owner) == OWNER_TID_STATE && OWNER_STATE == OW
 static_assert(static_cast<int>(EntryState::free) == STATE_FREE && static_cast<int>(EntryState::in_use) == STATE_IN_USE);
 static_assert(kTrampolines == TRAMPOLINES && kTrampolineStride == TRAMPOLINE_STRIDE);
 static_assert(kTrampolineCall == TRAMPOLINE_CALL);
-static_assert(offsetof(AgentControl, session) == CONTROL_SESSION && offsetof(AgentControl, thread_area) == CONTROL_THREADS);
+static_assert(offsetof(AgentControl, session) == CONTROL_SESSION &&
+              offsetof(AgentControl, thread_area) == CONTROL_THREADS);
 static_assert(offsetof(AgentControl, flags) == CONTROL_FLAGS && kControlNoTicks == NO_TICKS);
-static_assert(offsetof(SessionHeader, state) == SESSION_STATE && static_cast<int>(SessionState::recording) == RECORDING);
+static_assert(offsetof(SessionHeader, state) == SESSION_STATE &&
+              static_cast<int>(SessionState::recording) == RECORDING);
 static_assert(kSitesOffset == SESSION_SITES && sizeof(Site) == 1 << SITE_BYTES_LOG2);
 static_assert(offsetof(Site, flags) == SITE_FLAGS && kUsualSite == USUAL);
 static_assert(sizeof(ThreadState) == 1 << THREAD_BYTES_LOG2);
 static_assert(kThreadHash == THREAD_HASH && kThreadHashShift == THREAD_HASH_SHIFT);
-static_assert(offsetof(ThreadState, tid_word) == THREAD_TID_WORD && offsetof(ThreadState, tid_value) == THREAD_TID_VALUE);
+static_assert(offsetof(ThreadState, tid_word) == THREAD_TID_WORD &&
+              offsetof(ThreadState, tid_value) == THREAD_TID_VALUE);
 static_assert(offsetof(ThreadState, ring) == THREAD_RING && offsetof(ThreadState, free_entries) == THREAD_FREE);
 static_assert(offsetof(ThreadState, guards) == THREAD_GUARD && offsetof(ThreadState, usual_key) == THREAD_USUAL);
 static_assert(offsetof(ThreadState, usual_owner) == THREAD_TID_IN_USE);

@@ -34,15 +34,15 @@ constexpr std::unexpected<Error> fail(ErrorCode code, uint64_t detail = 0) {
 }  // namespace sonde
 
 // The value of a Result, or return its error from the enclosing function.
-#define SONDE_TRY(...)                                                     \
-  ({                                                                       \
-    auto&& sonde_result_ = (__VA_ARGS__);                                  \
+#define SONDE_TRY(...) \
+  ({ \
+    auto&& sonde_result_ = (__VA_ARGS__); \
     if (!sonde_result_) return std::unexpected(std::move(sonde_result_).error()); \
-    *std::move(sonde_result_);                                             \
+    *std::move(sonde_result_); \
   })
 // The same for Result<void>.
-#define SONDE_TRY_VOID(...)                                                \
-  do {                                                                     \
-    auto&& sonde_result_ = (__VA_ARGS__);                                  \
+#define SONDE_TRY_VOID(...) \
+  do { \
+    auto&& sonde_result_ = (__VA_ARGS__); \
     if (!sonde_result_) return std::unexpected(std::move(sonde_result_).error()); \
   } while (0)

@@ -69,45 +69,46 @@ struct SessionHeader {
   uint64_t ring_waits;             // times a thread waited for a ring
   uint64_t ring_waited_ticks;
   uint64_t ring_gone_beat;         // as RingHeader::gone_beat, of the waiting for a ring
-  uint32_t exiting_pid;            // a process of the target that is about to end and waits for the host to look at it
+  uint32_t exiting_pid;  // a process of the target that is about to end and waits for the host to look at it
   uint32_t disarmed[kDisarmCauses];  // processes of the target whose traps the agent took out
-  char check_reason[160];          // why the agent stopped by itself (SONDE_CHECK); "" if it did not
+  char check_reason[160];  // why the agent stopped by itself (SONDE_CHECK); "" if it did not
 
   // No ring is free: a thread asks the recorder to look for rings of threads that are gone, and waits until rings_looked >= its
   // request. See ring_await.
   alignas(64) uint32_t rings_wanted;
   alignas(64) uint32_t rings_looked;  // written by the recorder, as the rest
-  uint32_t rings_freed;               // rings freed so far
-  uint64_t rings_hopeless_until;      // ticks; a look found that living threads hold them all: until then waiting is no use
+  uint32_t rings_freed;  // rings freed so far
+  uint64_t rings_hopeless_until;  // ticks; a look found that living threads hold them all: until then waiting is no use
 };
 static_assert(sizeof(SessionHeader) <= kPage);
 
 enum SiteFlags : uint32_t {
-  kSiteEnabled = 1,   // soft enable
-  kSiteHijack = 2,    // hook the return
-  kSiteStack = 4,     // a stack record for each hit
-  kSiteLoader = 8,    // the loader's debug hook, kSiteExit: the process ends; see core/probe/host_event.h
+  kSiteEnabled = 1,  // soft enable
+  kSiteHijack = 2,  // hook the return
+  kSiteStack = 4,  // a stack record for each hit
+  kSiteLoader = 8,  // the loader's debug hook, kSiteExit: the process ends; see core/probe/host_event.h
   kSiteExit = 16,
   kSiteBacktrace = 32,  // _Unwind_Backtrace, see core/probe/backtrace.h
-  kSiteSilent = 64,     // the engine's own only: leaves no record
-  kSitePrctl = 128,     // prctl() and syscall(), which may forbid system calls, see core/probe/sandbox.h
+  kSiteSilent = 64,  // the engine's own only: leaves no record
+  kSitePrctl = 128,  // prctl() and syscall(), which may forbid system calls, see core/probe/sandbox.h
   kSiteSyscall = 256,
   kSiteSigaltstack = 512,  // sigaltstack(), see core/probe/alternate_stack.h
   // `patch` is a system call instruction, `resume` its two-byte copy: the agent may carry the call out itself and go on at
   // resume + 2. Acts in every session state.
   kSiteSystemCall = 1024,
   kSiteMakecontext = 4096,  // makecontext(), see core/probe/disarm.h
-  kSiteHandler = 8192,      // calls the target's own handlers, see core/probe/hit_handler.h
+  kSiteHandler = 8192,  // calls the target's own handlers, see core/probe/hit_handler.h
 };
 
 constexpr uint32_t kUsualSite = kSiteEnabled | kSiteHijack;  // what the usual paths in core/native serve
 
 struct Site {
   uint64_t function;  // address of the function's entry in the target (before a landing pad)
-  uint64_t patch;     // address of the first patched byte
-  uint64_t resume;    // where execution goes on after the hit: the displaced instructions' copy
-  uint32_t flags;     // SiteFlags
-  uint32_t loop_head;  // 1: a jump within the function leads to `patch`: with this site's hook in the slot it is no call
+  uint64_t patch;  // address of the first patched byte
+  uint64_t resume;  // where execution goes on after the hit: the displaced instructions' copy
+  uint32_t flags;  // SiteFlags
+  uint32_t
+      loop_head;  // 1: a jump within the function leads to `patch`: with this site's hook in the slot it is no call
 };
 static_assert(sizeof(Site) == 32);
 
@@ -120,7 +121,7 @@ enum class RingState : uint32_t { free = 0, taken = 1, ended = 2 };
 struct RingHeader {
   // Identity, written by the producer when it takes the ring.
   uint32_t state;  // RingState; free -> taken by the target (compare-exchange), ended -> free by the host
-  uint32_t tid;    // beside the state, for ring_end
+  uint32_t tid;  // beside the state, for ring_end
   uint32_t pid;
   uint32_t several;  // 1: its thread has more than this one, see park_ring in core/probe/thread.h
   uint64_t thread_pointer;
@@ -129,17 +130,17 @@ struct RingHeader {
   alignas(64) uint64_t head;  // bytes consumed, written by the host
 
   alignas(64) uint64_t tail;  // bytes published, written by the producer
-  uint64_t reserve;           // bytes reserved (>= tail), and a bit, see ring.h; the producer's own
-  uint64_t nested;            // writers between them, see ring.h; the producer's own
-  uint64_t limit;             // up to here `reserve` may go without another look at head or at the ring's end
-  uint64_t mask;              // size of the records' space - 1
-  uint64_t gone_beat;         // the recorder's heartbeat with which it was found gone; the producer's own
+  uint64_t reserve;  // bytes reserved (>= tail), and a bit, see ring.h; the producer's own
+  uint64_t nested;  // writers between them, see ring.h; the producer's own
+  uint64_t limit;  // up to here `reserve` may go without another look at head or at the ring's end
+  uint64_t mask;  // size of the records' space - 1
+  uint64_t gone_beat;  // the recorder's heartbeat with which it was found gone; the producer's own
 
   alignas(64) uint64_t calls;  // calls entered and hooked; in flight = calls - call records - lost_calls
-  uint64_t waits;              // times the producer waited for room
+  uint64_t waits;  // times the producer waited for room
   uint64_t waited_ticks;
   uint64_t lost[kLossCauses];  // records, whatever their type
-  uint64_t lost_calls;         // call records among them
+  uint64_t lost_calls;  // call records among them
 };
 static_assert(sizeof(RingHeader) <= kPage);
 

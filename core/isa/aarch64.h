@@ -9,7 +9,24 @@ namespace sonde {
 
 struct Aarch64 {
   // DWARF register numbers: x0..x30 = 0..30, sp = 31, pc = 32.
-  enum Reg : uint8_t { x0 = 0, x18 = 18, x19 = 19, x20, x21, x22, x23, x24, x25, x26, x27, x28, x29, x30, sp = 31, pc = 32 };
+  enum Reg : uint8_t {
+    x0 = 0,
+    x18 = 18,
+    x19 = 19,
+    x20,
+    x21,
+    x22,
+    x23,
+    x24,
+    x25,
+    x26,
+    x27,
+    x28,
+    x29,
+    x30,
+    sp = 31,
+    pc = 32
+  };
   static constexpr unsigned kRegs = 33;
   static constexpr uint8_t kRaSignState = 34;
   static constexpr Reg kPc = pc, kSp = sp, kFp = x29;

@@ -22,14 +22,14 @@
 
 namespace sonde::x86_64_detour {
 
-constexpr int kHeader = 16;          // bytes in front of the detour: the return point, the patch address
-constexpr int kPushOffset = 5;       // of `push $site`
+constexpr int kHeader = 16;  // bytes in front of the detour: the return point, the patch address
+constexpr int kPushOffset = 5;  // of `push $site`
 constexpr int kPushReturnOffset = 10;  // of the second push
-constexpr int kJumpOffset = 16;      // of `jmp *pointer(%rip)`
-constexpr int kReturnOffset = 22;    // return point
-constexpr int kResumeOffset = 30;    // first relocated instruction
-constexpr int kEntryCfa = 144;       // S - sp at the first instruction of sonde_entry
-constexpr int kPatchFromReturn = 30; // *(return point - 30) = patch address
+constexpr int kJumpOffset = 16;  // of `jmp *pointer(%rip)`
+constexpr int kReturnOffset = 22;  // return point
+constexpr int kResumeOffset = 30;  // first relocated instruction
+constexpr int kEntryCfa = 144;  // S - sp at the first instruction of sonde_entry
+constexpr int kPatchFromReturn = 30;  // *(return point - 30) = patch address
 static_assert(kPatchFromReturn == kReturnOffset + 8);
 
 }  // namespace sonde::x86_64_detour

@@ -115,8 +115,8 @@ inline uint32_t entry_take(SessionHeader* session, ThreadState* thread, bool may
 // Ends an activation of another thread (or one taken before a fork) exactly once, against its owner's reclaiming.
 inline bool entry_claim(uint32_t index) {
   EntryState expected = EntryState::in_use;
-  return __atomic_compare_exchange_n(&sonde_owners[index].state, &expected, EntryState::free, false,
-                                     __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+  return __atomic_compare_exchange_n(&sonde_owners[index].state, &expected, EntryState::free, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED);
 }
 
 // A thread keeps about so many for itself. Activations that begin when it holds more (a deep recursion) are ended by the full

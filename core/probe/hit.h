@@ -43,11 +43,13 @@ void hit_site(SessionHeader* session, uint32_t site_number, const SiteRegs& regs
 extern "C" {
 // Returns the trampoline through which the function is to be entered, or 0: by a jump.
 __attribute__((visibility("hidden"), hot)) uint64_t sonde_on_entry(EntryFrame* frame, uint64_t rbp, uint64_t rbx,
-                                                                   uint64_t r12, uint64_t r13, uint64_t r14, uint64_t r15);
+                                                                   uint64_t r12, uint64_t r13, uint64_t r14,
+                                                                   uint64_t r15);
 __attribute__((visibility("hidden"), hot)) uint64_t sonde_on_return(uint64_t trampoline, uint64_t now, uint64_t own_sp,
                                                                     const CalleeSaved* saved);
 // sonde_on_return: whether it was entered by a jump. sonde_on_unwind: the _Unwind_Resume of the unwinder that is at work.
-__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp, const CalleeSaved* saved);
+__attribute__((visibility("hidden"))) uint64_t sonde_on_unwind(ReturnEntry* entry, uint64_t own_sp,
+                                                               const CalleeSaved* saved);
 }
 
 }  // namespace sonde

@@ -41,8 +41,7 @@ uint32_t followed_pid;
 // What a forked child loads it never sees.
 void mind_child(uint32_t pid) {
   uint32_t nobody = 0;
-  bool first =
-      __atomic_compare_exchange_n(&followed_pid, &nobody, pid, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  bool first = __atomic_compare_exchange_n(&followed_pid, &nobody, pid, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   if (!first && nobody != pid && !is_sharing_child()) disarm_traps(DisarmCause::child_loads);
 }
 

@@ -163,8 +163,7 @@ void visit_suspects(const ThreadState* thread, AddrRange own, Visit visit) {
 void end_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now) {
   bool own = sonde_owners[index].owner == thread->tid && thread->ring;
   if (own && thread->held_entries) thread->held_entries--;
-  if (own && is_summing(session))
-    sum_call_abandoned(session, thread, index, now);
+  if (own && is_summing(session)) sum_call_abandoned(session, thread, index, now);
   else if (own)
     ring_write_call(session, thread->ring, sonde_calls[index].site, ExitKind::abandoned, sonde_entries[index].slot,
                     sonde_calls[index].entry_ticks, now);
@@ -202,7 +201,8 @@ uint32_t find_lost_entries(ThreadState* thread) {
   uint64_t empty = __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED), list = empty;
   if (list_first(empty) || others_wait(thread) || finding.goes_on()) return 0;
   for (uint32_t index = 0; index < kTrampolines && count < kBatch; index++)
-    if (sonde_owners[index].state == EntryState::free && sonde_owners[index].owner == thread->tid) lost[count++] = index;
+    if (sonde_owners[index].state == EntryState::free && sonde_owners[index].owner == thread->tid)
+      lost[count++] = index;
   finding.set(count);
   if (!count || __atomic_load_n(&thread->free_entries, __ATOMIC_RELAXED) != empty) return 0;
   // Nobody knows of them but this: their links may be written.

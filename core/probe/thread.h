@@ -45,9 +45,7 @@ constexpr uint32_t kThreadSlots = 2 * kMaxThreads;
 constexpr uint64_t kThreadHash = 0x9e3779b97f4a7c15;
 constexpr unsigned kThreadHashShift = 50;
 
-inline uint32_t thread_slot(uint64_t key) {
-  return static_cast<uint32_t>((key * kThreadHash) >> kThreadHashShift);
-}
+inline uint32_t thread_slot(uint64_t key) { return static_cast<uint32_t>((key * kThreadHash) >> kThreadHashShift); }
 static_assert(kThreadSlots == 1u << (64 - kThreadHashShift));
 
 // Registers the thread if need be. Null: no state left, or the thread was interrupted while it registered.

@@ -61,8 +61,7 @@ extern "C" void sonde_trap(int, SignalInfo* info, SignalContext* interrupted) {
   interrupted->rip = pc;  // for unwinders meanwhile: nothing of the function has run
   if (site.flags & kSiteSystemCall) return carry_out(interrupted, site);
   if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording)) {
-    if (site.flags & kSitesByArguments)
-      argument_event(site.flags, interrupted->rdi, interrupted->rsi, interrupted);
+    if (site.flags & kSitesByArguments) argument_event(site.flags, interrupted->rdi, interrupted->rsi, interrupted);
     SiteRegs regs{pc,
                   interrupted->rsp,
                   interrupted->rbp,

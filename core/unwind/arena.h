@@ -15,7 +15,8 @@ namespace sonde {
 // address, key}. Key: Code<Isa>::kKeyIsSlot ? address of the return slot : sp at the function's entry.
 constexpr uint32_t kTrampolines = 131072;  // = simultaneous hooked activations of a process
 constexpr uint32_t kTrampolineStride = 16;
-constexpr uint32_t kTrampolineCall = 6;  // bytes in front of each that belong to it: the call that functions are entered by
+constexpr uint32_t kTrampolineCall =
+    6;  // bytes in front of each that belong to it: the call that functions are entered by
 
 // Whether a slot's word leads to the trampoline: its address, or its beginning while the function is just being entered.
 constexpr bool is_trampoline_of(uint64_t trampolines, uint32_t index, uint64_t word) {
@@ -24,25 +25,25 @@ constexpr bool is_trampoline_of(uint64_t trampolines, uint32_t index, uint64_t w
 }
 
 enum class SpecialKind : uint32_t {
-  outermost,         // _start, thread start: positively the end of the stack
-  plt,               // PLT stubs
-  lazy_resolver,     // _dl_runtime_resolve*
-  signal_return,     // __restore_rt: the frame is the kernel's rt_sigframe
+  outermost,  // _start, thread start: positively the end of the stack
+  plt,  // PLT stubs
+  lazy_resolver,  // _dl_runtime_resolve*
+  signal_return,  // __restore_rt: the frame is the kernel's rt_sigframe
   vdso,
-  return_trampoline, // sonde's own: sonde_trampolines
-  return_common,     // sonde's own: code behind the trampolines
+  return_trampoline,  // sonde's own: sonde_trampolines
+  return_common,  // sonde's own: code behind the trampolines
   entry_trampoline,  // sonde's own: sonde_entry
   detour,
-  unreliable,        // known hand-written code without an exemption
-  trap_handler,      // sonde's own: sonde_trap; a pc it interrupted stands one byte behind the trap
-  clone_return,      // behind clone's system call: the child stands there on its new stack by its parent's rows
-  bare,              // of crti.o and crtbegin.o: no row, and the return address on top of the stack
-  bare_word,         // the same with one word above it
-  bare_frame,        // the same with the caller's frame pointer above it
+  unreliable,  // known hand-written code without an exemption
+  trap_handler,  // sonde's own: sonde_trap; a pc it interrupted stands one byte behind the trap
+  clone_return,  // behind clone's system call: the child stands there on its new stack by its parent's rows
+  bare,  // of crti.o and crtbegin.o: no row, and the return address on top of the stack
+  bare_word,  // the same with one word above it
+  bare_frame,  // the same with the caller's frame pointer above it
 };
 
 struct ImageEntry {
-  uint64_t begin, end;    // mapped range in the target
+  uint64_t begin, end;  // mapped range in the target
   uint64_t bias;
   uint64_t table_offset;  // 0: no table
   uint64_t text_begin, text_end;  // hull of its executable segments in the target

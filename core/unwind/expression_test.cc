@@ -132,8 +132,15 @@ TEST_CASE("expression: bounds and errors") {
   fails(ErrorCode::exhausted, {0x2f, 0xfd, 0xff});
   fails(ErrorCode::exhausted, std::vector<uint8_t>(40, 0x31));
   fails(ErrorCode::unsupported, {0x31, 0x31, 0x03});
-  for (std::vector<uint8_t> bad : {std::vector<uint8_t>{0x03, 0, 0, 0, 0, 0, 0, 0, 0}, {}, {0x92, 17, 0}, {0x0c, 1},
-                                   {0x2f, 1, 0}, {0x81, 0}, {0x94, 0}, {0x97}, {0x50}})
+  for (std::vector<uint8_t> bad : {std::vector<uint8_t>{0x03, 0, 0, 0, 0, 0, 0, 0, 0},
+                                   {},
+                                   {0x92, 17, 0},
+                                   {0x0c, 1},
+                                   {0x2f, 1, 0},
+                                   {0x81, 0},
+                                   {0x94, 0},
+                                   {0x97},
+                                   {0x50}})
     CHECK(!expression_is_known(bad, 17));
 }
 

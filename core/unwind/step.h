@@ -23,11 +23,11 @@ concept MemoryReader = requires(M& memory, Addr address, uint64_t* value) {
 
 enum class StepStatus : uint8_t {
   ok,
-  outermost,         // the row says that nobody called this code
-  inexpressible,     // kRowInexpressible
+  outermost,  // the row says that nobody called this code
+  inexpressible,  // kRowInexpressible
   register_unknown,  // CFA or RA needs a register without a value
-  unreadable,        // CFA or RA needs memory that cannot be read
-  bad_expression,    // CFA or RA needs an expression that fails
+  unreadable,  // CFA or RA needs memory that cannot be read
+  bad_expression,  // CFA or RA needs an expression that fails
 };
 
 namespace step_detail {
@@ -98,10 +98,8 @@ struct Rules {
 // The register that holds the return address where a row says `same`.
 template <class Isa>
 constexpr unsigned return_register() {
-  if constexpr (Isa::kReturnInRegister)
-    return Isa::x30;
-  else
-    return Isa::kPc;
+  if constexpr (Isa::kReturnInRegister) return Isa::x30;
+  else return Isa::kPc;
 }
 
 }  // namespace step_detail
@@ -118,7 +116,8 @@ StepStatus step(const Table& table, const Row& row, const RegSet<Isa>& regs, Mem
   uint64_t cfa, ra, value;
   if (StepStatus status = rules.cfa(row, &cfa); status != StepStatus::ok) return status;
   constexpr unsigned kReturn = step_detail::return_register<Isa>();
-  if (StepStatus status = rules.value(row.ra_kind, row.ra_offset, cfa, kReturn, &ra); status != StepStatus::ok) return status;
+  if (StepStatus status = rules.value(row.ra_kind, row.ra_offset, cfa, kReturn, &ra); status != StepStatus::ok)
+    return status;
   if (row.flags & kRowRaSigned) ra &= ~signature;
 
   caller->valid = 0;

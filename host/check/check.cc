@@ -71,10 +71,14 @@ class Checker {
   }
 
   Finding finding(const Op& op, const Seen& seen) const {
-    return {.pc = ImageAddr(op.pc), .verdict = seen.judgement.verdict, .length = op.length, .wrong = seen.judgement.wrong,
+    return {.pc = ImageAddr(op.pc),
+            .verdict = seen.judgement.verdict,
+            .length = op.length,
+            .wrong = seen.judgement.wrong,
             .elsewhere = seen.row && !(seen.row->flags & kRowInexpressible) && describes_another(*seen.row),
             .insn = format_insn(code_.bytes(op.pc).first(op.length), op.pc),
-            .row = format_row(table_, seen.row), .truth = seen.truth};
+            .row = format_row(table_, seen.row),
+            .truth = seen.truth};
   }
 
   const Image& image_;

@@ -15,10 +15,10 @@ namespace sonde::host::check {
 
 struct Finding {
   ImageAddr pc;
-  Verdict verdict;   // wrong, missing or unknown
-  uint8_t length;    // of the instruction
-  uint8_t wrong;     // what of the row: see judge.h
-  bool elsewhere;    // the row describes another context than the caller's, as longjmp's do
+  Verdict verdict;  // wrong, missing or unknown
+  uint8_t length;  // of the instruction
+  uint8_t wrong;  // what of the row: see judge.h
+  bool elsewhere;  // the row describes another context than the caller's, as longjmp's do
   std::string insn;
   std::string row, truth;  // both answers
 };

@@ -33,17 +33,23 @@ void all_right(const std::string& body) {
 
 TEST_CASE("check: tables that say what the code does") {
   all_right("ret");
-  all_right("push %rbx; .cfi_def_cfa_offset 16; .cfi_offset 3,-16; xor %ebx,%ebx; pop %rbx; .cfi_def_cfa_offset 8; .cfi_restore 3; ret");
+  all_right(
+      "push %rbx; .cfi_def_cfa_offset 16; .cfi_offset 3,-16; xor %ebx,%ebx; pop %rbx; .cfi_def_cfa_offset 8; "
+      ".cfi_restore 3; ret");
   // The row of a popped register may stay: its word is still there, in the red zone.
   all_right("push %rbx; .cfi_def_cfa_offset 16; .cfi_offset 3,-16; pop %rbx; .cfi_def_cfa_offset 8; ret");
-  all_right("push %rbp; .cfi_def_cfa_offset 16; .cfi_offset 6,-16; mov %rsp,%rbp; .cfi_def_cfa_register 6; sub %rdi,%rsp;"
-            "call *%rsi; leave; .cfi_def_cfa 7,8; .cfi_restore 6; ret");
-  all_right("lea 8(%rsp),%r10; .cfi_def_cfa 10,0; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp;"
-            ".cfi_escape 0x10,6,2,0x76,0; push %r10; .cfi_escape 0x0f,3,0x76,0x78,6; call *%rdi;"
-            "mov -8(%rbp),%r10; .cfi_def_cfa 10,0; leave; .cfi_restore 6; lea -8(%r10),%rsp; .cfi_def_cfa 7,8; ret");
+  all_right(
+      "push %rbp; .cfi_def_cfa_offset 16; .cfi_offset 6,-16; mov %rsp,%rbp; .cfi_def_cfa_register 6; sub %rdi,%rsp;"
+      "call *%rsi; leave; .cfi_def_cfa 7,8; .cfi_restore 6; ret");
+  all_right(
+      "lea 8(%rsp),%r10; .cfi_def_cfa 10,0; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp;"
+      ".cfi_escape 0x10,6,2,0x76,0; push %r10; .cfi_escape 0x0f,3,0x76,0x78,6; call *%rdi;"
+      "mov -8(%rbp),%r10; .cfi_def_cfa 10,0; leave; .cfi_restore 6; lea -8(%r10),%rsp; .cfi_def_cfa 7,8; ret");
   // Two ways to one place, and a way that ends in a call which does not return.
   all_right("test %edi,%edi; je 1f; sub $24,%rsp; .cfi_def_cfa_offset 32; call g@plt; .cfi_def_cfa_offset 8; 1: ret");
-  all_right("mov (%rsp),%rax; pop %rcx; .cfi_def_cfa_offset 0; .cfi_register 16,2; push %rcx; .cfi_def_cfa_offset 8; .cfi_offset 16,-8; ret");
+  all_right(
+      "mov (%rsp),%rax; pop %rcx; .cfi_def_cfa_offset 0; .cfi_register 16,2; push %rcx; .cfi_def_cfa_offset 8; "
+      ".cfi_offset 16,-8; ret");
   all_right("mov $-4096,%rax; add %rax,%rsp; .cfi_def_cfa_offset 4104; sub %rax,%rsp; .cfi_def_cfa_offset 8; ret");
 }
 
@@ -94,27 +100,31 @@ TEST_CASE("check: each kind of contradiction is found, at its instructions only"
     CHECK(c.function("f").findings.at(0).truth == "cfa=rsp+8 ra=[cfa-8] rbx=[cfa-16]");
   }
   SUBCASE("a register said to be saved before it is") {
-    CHECK(check(".cfi_offset 12,-16; mov %rdi,%rax; push %r12; .cfi_def_cfa_offset 16; pop %r12; .cfi_def_cfa_offset 8; ret")
+    CHECK(check(".cfi_offset 12,-16; mov %rdi,%rax; push %r12; .cfi_def_cfa_offset 16; pop %r12; .cfi_def_cfa_offset "
+                "8; ret")
               .wrong("f") == "0 r12\n3 r12\n");
   }
   SUBCASE("two registers' places mixed up") {
-    CHECK(check("push %rbx; .cfi_def_cfa_offset 16; .cfi_offset 6,-16; push %rbp; .cfi_def_cfa_offset 24; .cfi_offset 3,-24;"
-                "pop %rbp; .cfi_def_cfa_offset 16; pop %rbx; .cfi_def_cfa_offset 8; .cfi_restore 3; .cfi_restore 6; ret")
-              .wrong("f") == "1 rbp\n2 rbp, rbx\n3 rbp, rbx\n");
+    CHECK(
+        check("push %rbx; .cfi_def_cfa_offset 16; .cfi_offset 6,-16; push %rbp; .cfi_def_cfa_offset 24; .cfi_offset "
+              "3,-24;"
+              "pop %rbp; .cfi_def_cfa_offset 16; pop %rbx; .cfi_def_cfa_offset 8; .cfi_restore 3; .cfi_restore 6; ret")
+            .wrong("f") == "1 rbp\n2 rbp, rbx\n3 rbp, rbx\n");
   }
   SUBCASE("the rule of a realigned frame that stays behind leave") {
-    Checked c = check("lea 8(%rsp),%r10; .cfi_def_cfa 10,0; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp;"
-                      ".cfi_escape 0x10,6,2,0x76,0; push %r10; .cfi_escape 0x0f,3,0x76,0x78,6;"
-                      "mov -8(%rbp),%r10; .cfi_def_cfa 10,0; leave; lea -8(%r10),%rsp; .cfi_def_cfa 7,8; ret");
+    Checked c = check(
+        "lea 8(%rsp),%r10; .cfi_def_cfa 10,0; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp;"
+        ".cfi_escape 0x10,6,2,0x76,0; push %r10; .cfi_escape 0x0f,3,0x76,0x78,6;"
+        "mov -8(%rbp),%r10; .cfi_def_cfa 10,0; leave; lea -8(%r10),%rsp; .cfi_def_cfa 7,8; ret");
     CHECK(c.wrong("f") == "24 rbp\n28 rbp\n");
   }
   SUBCASE("aligned, and still found by the stack pointer") {
-    CHECK(check("mov %rsp,%rax; .cfi_def_cfa_register 0; and $-64,%rsp; .cfi_def_cfa 7,8; sub $64,%rsp; mov %rax,%rsp; ret")
-              .wrong("f") == "11 cfa\n");
+    CHECK(
+        check(
+            "mov %rsp,%rax; .cfi_def_cfa_register 0; and $-64,%rsp; .cfi_def_cfa 7,8; sub $64,%rsp; mov %rax,%rsp; ret")
+            .wrong("f") == "11 cfa\n");
   }
-  SUBCASE("a return address that lies elsewhere") {
-    CHECK(check(".cfi_offset 16,-16; ret").wrong("f") == "0 ra\n");
-  }
+  SUBCASE("a return address that lies elsewhere") { CHECK(check(".cfi_offset 16,-16; ret").wrong("f") == "0 ra\n"); }
 }
 
 TEST_CASE("check: what cannot be proven is never called wrong") {
@@ -134,17 +144,21 @@ TEST_CASE("check: what cannot be proven is never called wrong") {
   // Behind a jump that leads nobody knows where.
   CHECK(none_wrong("jmp *%rdi; push %rbx; ret") > 0);
   // The frame's size is a number that memory holds.
-  CHECK(none_wrong("sub (%rdi),%rsp; .cfi_def_cfa_offset 48; mov (%rsp),%rax; add (%rdi),%rsp; .cfi_def_cfa_offset 8; ret") > 0);
+  CHECK(none_wrong(
+            "sub (%rdi),%rsp; .cfi_def_cfa_offset 48; mov (%rsp),%rax; add (%rdi),%rsp; .cfi_def_cfa_offset 8; ret") >
+        0);
   // Registers kept where a pointer leads.
   CHECK(none_wrong("mov %rbx,(%rdi); mov $1,%ebx; .cfi_undefined 3; mov (%rdi),%rbx; .cfi_restore 3; ret") > 0);
 }
 
 // Its caller's return address has left the stack: a return trampoline.
 TEST_CASE("check: code that is entered by a return begins with the stack as its caller had it") {
-  const char* expression = ".cfi_escape 0x16,16,3,0x38,0x1c,0x06;";  // RA is the word below the CFA, as a computed value
+  const char* expression =
+      ".cfi_escape 0x16,16,3,0x38,0x1c,0x06;";  // RA is the word below the CFA, as a computed value
   std::string begin = std::string(".cfi_def_cfa 7,0;") + expression;
-  Checked right = check(begin + "lea -8(%rsp),%rsp; .cfi_def_cfa_offset 8; push %rax; .cfi_def_cfa_offset 16;"
-                                "pop %rax; .cfi_def_cfa_offset 8; ret");
+  Checked right = check(begin +
+                        "lea -8(%rsp),%rsp; .cfi_def_cfa_offset 8; push %rax; .cfi_def_cfa_offset 16;"
+                        "pop %rax; .cfi_def_cfa_offset 8; ret");
   CHECK(right.wrong("f") == "");
   CHECK(right.count("f", Verdict::unknown) == 4);
   Checked late = check(begin + "lea -8(%rsp),%rsp; .cfi_def_cfa_offset 8; push %rax; pop %rax; ret");
@@ -152,10 +166,11 @@ TEST_CASE("check: code that is entered by a return begins with the stack as its 
 }
 
 TEST_CASE("check: code without a row is missing, outermost and signal frames are not judged") {
-  Built built(".text\n.globl f\n.type f,@function\nf: nop; ret\n.size f,.-f\n.globl g\n.type g,@function\ng: .cfi_startproc; "
-              ".cfi_undefined 16; push %rbx; hlt; .cfi_endproc; .size g,.-g\n.globl h\n.type h,@function\nh: .cfi_startproc; "
-              ".cfi_signal_frame; push %rbx; ret; .cfi_endproc; .size h,.-h\n",
-              ".S", "gcc -nostdlib -shared -Wl,--build-id=none");
+  Built built(
+      ".text\n.globl f\n.type f,@function\nf: nop; ret\n.size f,.-f\n.globl g\n.type g,@function\ng: .cfi_startproc; "
+      ".cfi_undefined 16; push %rbx; hlt; .cfi_endproc; .size g,.-g\n.globl h\n.type h,@function\nh: .cfi_startproc; "
+      ".cfi_signal_frame; push %rbx; ret; .cfi_endproc; .size h,.-h\n",
+      ".S", "gcc -nostdlib -shared -Wl,--build-id=none");
   Checked c(built.path());
   CHECK(c.count("f", Verdict::missing) == 2);
   CHECK(c.count("g", Verdict::unknown) == 2);
@@ -165,9 +180,10 @@ TEST_CASE("check: code without a row is missing, outermost and signal frames are
 
 TEST_CASE("check: a local function may have a calling convention of its own, an exported one not") {
   const std::string body = ": .cfi_startproc; mov %rdi,%rbx; nop; ret; .cfi_endproc\n";
-  Built built(".text\n.type own,@function\nown" + body + ".size own,.-own\n.globl shown\n.type shown,@function\nshown" + body +
-                  ".size shown,.-shown\n.globl user\n.type user,@function\nuser: .cfi_startproc; call own; ret; .cfi_endproc\n",
-              ".S", "gcc -nostdlib -shared -Wl,--build-id=none");
+  Built built(
+      ".text\n.type own,@function\nown" + body + ".size own,.-own\n.globl shown\n.type shown,@function\nshown" + body +
+          ".size shown,.-shown\n.globl user\n.type user,@function\nuser: .cfi_startproc; call own; ret; .cfi_endproc\n",
+      ".S", "gcc -nostdlib -shared -Wl,--build-id=none");
   Checked c(built.path());
   CHECK(c.wrong("own") == "");
   CHECK(describe_wrong(c.function("own").clobbered) == "rbx");
@@ -181,13 +197,15 @@ TEST_CASE("check: exceptions come back with the frame of their call") {
     int f(int a) {
       Guard guard;
       try { return may_throw(guard) + a; } catch (int n) { return n * may_throw(guard); } catch (...) { return 3; }
-    })", ".cc", "g++ -O2 -fPIC -shared");
+    })",
+              ".cc", "g++ -O2 -fPIC -shared");
   Checked c(built.path());
   CHECK(c.count("_Z1fi", Verdict::right) > 15);
   CHECK(c.count("_Z1fi", Verdict::unreached) == 0);
   CHECK(c.count("_Z1fi", Verdict::unknown) == 0);
   for (const FunctionReport& f : c.report.functions)
-    if (c.image->functions()[f.function].name == "_Z1fi.cold") CHECK(f.counts[static_cast<unsigned>(Verdict::right)] > 3);
+    if (c.image->functions()[f.function].name == "_Z1fi.cold")
+      CHECK(f.counts[static_cast<unsigned>(Verdict::right)] > 3);
 }
 
 TEST_CASE("check: marked tables say the same, and which of it is refuted") {

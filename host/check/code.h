@@ -37,7 +37,7 @@ class Code {
   void find_entries();
 
   const Image& image_;
-  std::vector<Part> parts_;        // sorted
+  std::vector<Part> parts_;  // sorted
   std::vector<uint64_t> referred_;  // addresses of data that the code names; sorted
 };
 

@@ -157,13 +157,16 @@ class Analysis {
       arrive(pad, thrown, *weak);
     }
     *weak = weak_edge(op.pc, 0);
-    return next < part.end && !dead_.contains(*weak) && table_.lookup(ImageAddr(op.pc)) == table_.lookup(ImageAddr(next));
+    return next < part.end && !dead_.contains(*weak) &&
+           table_.lookup(ImageAddr(op.pc)) == table_.lookup(ImageAddr(next));
   }
 
   // Both rows find the CFA at one distance from the stack pointer.
   bool same_by_sp(uint64_t a, uint64_t b) const {
     const Row *x = table_.lookup(ImageAddr(a)), *y = table_.lookup(ImageAddr(b));
-    auto by_sp = [](const Row* row) { return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp; };
+    auto by_sp = [](const Row* row) {
+      return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp;
+    };
     return by_sp(x) && by_sp(y) && x->cfa_offset == y->cfa_offset;
   }
 
@@ -195,8 +198,8 @@ class Analysis {
     if (!offsets && !to.is(kPointerTable)) return leave(state);
     auto [it, fresh] = tables_.try_emplace(op.pc);
     if (fresh)
-      it->second = code_.table_targets(static_cast<uint64_t>(to.plus), offsets ? Code::Table::offsets : Code::Table::addresses,
-                                       to.of, part);
+      it->second = code_.table_targets(static_cast<uint64_t>(to.plus),
+                                       offsets ? Code::Table::offsets : Code::Table::addresses, to.of, part);
     for (uint64_t target : it->second)
       if (table_.lookup(ImageAddr(op.pc)) == table_.lookup(ImageAddr(target)))
         arrive(target, state, weak_edge(op.pc, target));

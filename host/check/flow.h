@@ -24,8 +24,8 @@ struct Seen {
 
 struct FunctionFlow {
   std::map<uint64_t, Seen> seen;  // by pc: every instruction that a path leads to
-  uint8_t clobbered = 0;          // bit i: saved[i] no exit gives back as it came: a convention of its own, or not known
-  bool gave_up = false;           // too large
+  uint8_t clobbered = 0;  // bit i: saved[i] no exit gives back as it came: a convention of its own, or not known
+  bool gave_up = false;  // too large
 };
 
 FunctionFlow follow(Code& code, Part& part, const Table& table, const LandingPads& pads);

@@ -29,9 +29,25 @@ Value value_of(const State& state, unsigned dwarf) {
 
 // DWARF 5 section 2.5, as far as compilers use it here; top for the rest. `initial`: pushed first, where not null.
 Value evaluate(std::span<const uint8_t> expression, const State& state, const Value* initial) {
-  enum : uint8_t { deref = 0x06, consts = 0x11, constu = 0x10, minus = 0x1c, plus_op = 0x22, plus_uconst = 0x23, lit0 = 0x30,
-                   breg0 = 0x70, bregx = 0x92, const1u = 0x08, const1s = 0x09, const2u = 0x0a, const2s = 0x0b, const4u = 0x0c,
-                   const4s = 0x0d, and_op = 0x1a, nop = 0x96 };
+  enum : uint8_t {
+    deref = 0x06,
+    consts = 0x11,
+    constu = 0x10,
+    minus = 0x1c,
+    plus_op = 0x22,
+    plus_uconst = 0x23,
+    lit0 = 0x30,
+    breg0 = 0x70,
+    bregx = 0x92,
+    const1u = 0x08,
+    const1s = 0x09,
+    const2u = 0x0a,
+    const2s = 0x0b,
+    const4u = 0x0c,
+    const4s = 0x0d,
+    and_op = 0x1a,
+    nop = 0x96
+  };
   std::vector<Value> stack;
   if (initial) stack.push_back(*initial);
   auto pop = [&] {
@@ -107,7 +123,8 @@ class Judge {
       const SavedReg& saved = row_.saved[i];
       if (saved.kind == ValueKind::undefined) continue;
       unsigned reg = X86_64::kSaved[i];
-      note(compare(value(saved.kind, saved.offset, reg), entry_of(machine_register(reg))), static_cast<uint8_t>(1u << i));
+      note(compare(value(saved.kind, saved.offset, reg), entry_of(machine_register(reg))),
+           static_cast<uint8_t>(1u << i));
     }
     // On another stack the row's frame may be that stack's.
     if (wrong_ && !on_own_stack()) return {Verdict::unknown, 0};

@@ -27,10 +27,8 @@ Memory memory_of(const ZydisDecodedOperand& op, uint64_t next) {
   Memory m;
   m.elsewhere = op.mem.segment == ZYDIS_REGISTER_FS || op.mem.segment == ZYDIS_REGISTER_GS;
   m.disp = op.mem.disp.has_displacement ? op.mem.disp.value : 0;
-  if (op.mem.base == ZYDIS_REGISTER_RIP)
-    m.disp += static_cast<int64_t>(next);
-  else
-    m.base = number(op.mem.base);
+  if (op.mem.base == ZYDIS_REGISTER_RIP) m.disp += static_cast<int64_t>(next);
+  else m.base = number(op.mem.base);
   m.index = number(op.mem.index);
   m.scale = op.mem.scale;
   // Addresses of 32 bits and gathers by vector: no place of the stack.
@@ -197,7 +195,8 @@ class Decoder {
       } else {
         out_.to = kNone;
       }
-    } else if (is_register(ops_[0]) && ops_[0].size == 32 && number(ops_[0].reg.value) != kNone && is_immediate(ops_[1])) {
+    } else if (is_register(ops_[0]) && ops_[0].size == 32 && number(ops_[0].reg.value) != kNone &&
+               is_immediate(ops_[1])) {
       out_.act = Act::set, set_to(ops_[0]), out_.value = static_cast<uint32_t>(ops_[1].imm.value.u);
     } else if (is_word(ops_[0]) && is_whole(ops_[1])) {
       out_.writes = Content::from, out_.from = number(ops_[1].reg.value);
@@ -221,7 +220,8 @@ class Decoder {
   }
 
   void add(int8_t sign) {
-    if (is_memory(ops_[0]) && is_immediate(ops_[1]) && ops_[1].imm.value.u == 0) return void(out_.writes = Content::none);
+    if (is_memory(ops_[0]) && is_immediate(ops_[1]) && ops_[1].imm.value.u == 0)
+      return void(out_.writes = Content::none);
     if (!is_whole(ops_[0])) return sign < 0 ? zero() : odd();
     if (is_immediate(ops_[1])) {
       set_to(ops_[0]);
@@ -235,7 +235,8 @@ class Decoder {
 
   // A register less itself.
   void zero() {
-    if (!is_register(ops_[0]) || !is_register(ops_[1]) || ops_[0].reg.value != ops_[1].reg.value || ops_[0].size < 32) return;
+    if (!is_register(ops_[0]) || !is_register(ops_[1]) || ops_[0].reg.value != ops_[1].reg.value || ops_[0].size < 32)
+      return;
     if (number(ops_[0].reg.value) == kNone) return;
     out_.act = Act::set, set_to(ops_[0]), out_.value = 0;
   }
@@ -255,14 +256,16 @@ std::optional<Op> decode_op(std::span<const uint8_t> bytes, uint64_t pc) {
   out.pc = pc, out.length = insn->length, out.flow = insn->flow;
   if (is_direct(insn->flow)) out.target = insn->target;
   if (insn->flow == Flow::call) out.act = Act::call;
-  if (insn->flow == Flow::counted) out.narrow = 0, out.mixed = insn->bytes[0] == 0xe3 ? 0 : 1u << rcx, out.read = 1u << rcx;
+  if (insn->flow == Flow::counted)
+    out.narrow = 0, out.mixed = insn->bytes[0] == 0xe3 ? 0 : 1u << rcx, out.read = 1u << rcx;
   if (insn->nop || is_direct(insn->flow) || insn->flow == Flow::ret || insn->flow == Flow::stop) return out;
   ZydisDecodedInstruction z;
   ZydisDecodedOperand ops[ZYDIS_MAX_OPERAND_COUNT];
   if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder(), bytes.data(), bytes.size(), &z, ops))) return std::nullopt;
   if (z.mnemonic == ZYDIS_MNEMONIC_XBEGIN) {
     // Control goes on, or comes back to the target with everything as it is here.
-    out.flow = Flow::branch, out.target = out.next() + static_cast<uint64_t>(z.raw.imm[0].value.s), out.narrow = 1u << rax;
+    out.flow = Flow::branch, out.target = out.next() + static_cast<uint64_t>(z.raw.imm[0].value.s),
+    out.narrow = 1u << rax;
     return out;
   }
   Decoder(z, ops, out).run();
@@ -279,7 +282,8 @@ std::string format_insn(std::span<const uint8_t> bytes, uint64_t pc) {
   ZydisDecodedOperand ops[ZYDIS_MAX_OPERAND_COUNT];
   char text[128];
   if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder(), bytes.data(), bytes.size(), &z, ops)) ||
-      !ZYAN_SUCCESS(ZydisFormatterFormatInstruction(&formatter, &z, ops, z.operand_count_visible, text, sizeof text, pc, nullptr)))
+      !ZYAN_SUCCESS(ZydisFormatterFormatInstruction(&formatter, &z, ops, z.operand_count_visible, text, sizeof text, pc,
+                                                    nullptr)))
     return "(bad)";
   return text;
 }

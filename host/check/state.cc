@@ -39,9 +39,7 @@ State State::at_return() {
   return s;
 }
 
-Value State::untouched(uint32_t of, int64_t at) const {
-  return of == kCfa && at >= called_at_ ? kMade : kTop;
-}
+Value State::untouched(uint32_t of, int64_t at) const { return of == kCfa && at >= called_at_ ? kMade : kTop; }
 
 Value State::read_slot(uint32_t of, int64_t at) const {
   auto it = std::ranges::lower_bound(slots_, std::tuple(of, static_cast<int32_t>(at)), {}, key);
@@ -73,7 +71,8 @@ static Value kept_in_memory(const Value& v) {
 
 void State::store(const Value& address, unsigned size, const Value& value) {
   if (!address.is_frame()) {
-    if (value.is_kept() || value.is(kCfa)) leaked_ |= is_argument(address) ? 1u << (address.of - kEntry) : kLeakedAnywhere;
+    if (value.is_kept() || value.is(kCfa))
+      leaked_ |= is_argument(address) ? 1u << (address.of - kEntry) : kLeakedAnywhere;
     return;
   }
   int64_t begin = address.plus, end = begin + size;
@@ -92,12 +91,9 @@ Value State::address(const Memory& m) const {
   Value base = m.base == kNone ? constant(0) : reg[m.base];
   if (m.index != kNone) {
     const Value& index = reg[m.index];
-    if (index.is(kConstant))
-      base = plus(base, index.plus * m.scale);
-    else if (base.is(kConstant, 0) && m.scale == 1)
-      base = index;
-    else
-      return mix(base, m.scale == 1 ? index : kMade);
+    if (index.is(kConstant)) base = plus(base, index.plus * m.scale);
+    else if (base.is(kConstant, 0) && m.scale == 1) base = index;
+    else return mix(base, m.scale == 1 ? index : kMade);
   }
   return plus(base, m.disp);
 }

@@ -59,15 +59,15 @@ class State {
   // A base for what comes of `from`, which is at most that, or of unknown order.
   Value new_base(uint64_t pc, const Value& from, bool at_most);
 
-  std::vector<Slot> slots_;         // sorted; only those that differ from untouched()
-  int64_t called_at_ = INT64_MIN;   // words below CFA + this may have been written by callees
+  std::vector<Slot> slots_;  // sorted; only those that differ from untouched()
+  int64_t called_at_ = INT64_MIN;  // words below CFA + this may have been written by callees
   struct Limit {
-    uint32_t of;      // a base
+    uint32_t of;  // a base
     int64_t at_most;  // from the CFA
     bool operator==(const Limit&) const = default;
   };
-  std::vector<Limit> limits_;       // sorted
-  uint32_t leaked_ = 0;             // bit r: a caller's value was stored where entry(r) leads; kLeakedAnywhere
+  std::vector<Limit> limits_;  // sorted
+  uint32_t leaked_ = 0;  // bit r: a caller's value was stored where entry(r) leads; kLeakedAnywhere
 };
 
 }  // namespace sonde::host::check

@@ -178,8 +178,8 @@ Tally step_all(const Checked& checked, const std::string& path, std::vector<std:
       while (!calls.empty() && process.regs.rip != at && calls.back().slot < process.regs.rsp) calls.pop_back();
     }
   }
-  MESSAGE(path, ": ", tally.steps, " steps, ", tally.right, " on right rows, ", tally.wrong, " on wrong ones, ", tally.unknown,
-          " on unknown ones");
+  MESSAGE(path, ": ", tally.steps, " steps, ", tally.right, " on right rows, ", tally.wrong, " on wrong ones, ",
+          tally.unknown, " on unknown ones");
   return tally;
 }
 
@@ -223,7 +223,8 @@ TEST_CASE("check: at every instruction that is executed, right rows are right an
     CHECK(tally.right > 300);
     CHECK(tally.unknown == 0);
     // Behind `leave` where the frame's address was kept in r10.
-    bool keeps_frame_address = std::string(command) == "gcc -O0" || std::string(command).find("realign") != std::string::npos;
+    bool keeps_frame_address =
+        std::string(command) == "gcc -O0" || std::string(command).find("realign") != std::string::npos;
     CHECK((tally.wrong > 0) == keeps_frame_address);
   }
 }
@@ -244,8 +245,8 @@ struct Judge {
   const Checked& checked;
   const std::string path;
   std::map<uint64_t, const Finding*> chosen;  // by address in the file
-  std::map<uint64_t, uint64_t> functions;     // begin and end
-  std::map<uint64_t, uint64_t> hits, lies;    // of the chosen
+  std::map<uint64_t, uint64_t> functions;  // begin and end
+  std::map<uint64_t, uint64_t> hits, lies;  // of the chosen
 
   Judge(const Checked& c, std::string p, size_t count) : checked(c), path(std::move(p)) {
     std::vector<const Finding*> all;
@@ -318,7 +319,9 @@ struct Judge {
       confirmed += lies[pc] > 0;
     }
     for (auto& [pc, finding] : chosen)
-      if (!hits.contains(pc)) MESSAGE("not executed: ", fmt::format("{:#x} {}  row {}  code {}", pc, finding->insn, finding->row, finding->truth));
+      if (!hits.contains(pc))
+        MESSAGE("not executed: ",
+                fmt::format("{:#x} {}  row {}  code {}", pc, finding->insn, finding->row, finding->truth));
     MESSAGE(path, ": ", confirmed, " findings confirmed by execution, of ", chosen.size(), " chosen");
   }
 };
@@ -417,7 +420,8 @@ int main(int argc, char **argv) {
 std::set<std::string> wrong_functions(const Checked& c) {
   std::set<std::string> names;
   for (const FunctionReport& f : c.report.functions)
-    if (f.counts[static_cast<unsigned>(Verdict::wrong)]) names.insert(display_name(*c.image, c.image->functions()[f.function]));
+    if (f.counts[static_cast<unsigned>(Verdict::wrong)])
+      names.insert(display_name(*c.image, c.image->functions()[f.function]));
   return names;
 }
 
@@ -447,9 +451,11 @@ TEST_CASE("check slow: what is wrong in libcrypto, each of fifty findings judged
   // The multi-message hash: registers saved in one order, described in the other.
   std::string multi;
   for (const FunctionReport& f : crypto.report.functions)
-    if (f.counts[static_cast<unsigned>(Verdict::wrong)] > 1000) multi = fmt::format("{:x}", crypto.image->functions()[f.function].range.begin.value);
+    if (f.counts[static_cast<unsigned>(Verdict::wrong)] > 1000)
+      multi = fmt::format("{:x}", crypto.image->functions()[f.function].range.begin.value);
   std::vector<std::string> program{built.path()};
-  if (!multi.empty()) program.insert(program.end(), {multi, fmt::format("{:x}", crypto.image->symbol("AES_encrypt")->value)});
+  if (!multi.empty())
+    program.insert(program.end(), {multi, fmt::format("{:x}", crypto.image->symbol("AES_encrypt")->value)});
   judge.run(program, "ready");
   // The functions for older processors: without hyper-threading, AVX, AVX2, ADX and SHA instructions.
   setenv("OPENSSL_ia32cap", "~0x1000000010000000:~0x20080020", 1);

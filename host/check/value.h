@@ -23,18 +23,18 @@ enum Symbol : uint32_t {
   kEntry = 1,  // + register
   kReturn = kEntry + kRegs,
   kConstant,
-  kOffsetTable,   // an entry of the table of 4-byte offsets at `plus`
+  kOffsetTable,  // an entry of the table of 4-byte offsets at `plus`
   kPointerTable,  // of the table of addresses at `plus`
-  kBase,          // + pc, from the start of the image
+  kBase,  // + pc, from the start of the image
 };
 
 struct Value {
   enum Kind : uint8_t {
     exact,  // symbol `of` + plus
     target,  // address `of` + an entry of the table of 4-byte offsets at `plus`
-    made,   // neither a callee-saved register's entry value, nor the return address, nor an address of this stack
-    blur,   // the same, but it may be an address of this stack
-    top,    // anything
+    made,  // neither a callee-saved register's entry value, nor the return address, nor an address of this stack
+    blur,  // the same, but it may be an address of this stack
+    top,  // anything
   };
   Kind kind = top;
   uint32_t of = 0;

@@ -18,7 +18,9 @@ class AddressSpace {
   bool is_free(uint64_t begin, uint64_t end) const { return !taken_.overlaps(begin, end); }
   void take(uint64_t begin, uint64_t end) { taken_.add(begin, end); }
   // Lowest start in [from, to) of `size` free bytes.
-  std::optional<uint64_t> first_fit(uint64_t from, uint64_t to, uint64_t size) const { return taken_.first_gap(from, to, size); }
+  std::optional<uint64_t> first_fit(uint64_t from, uint64_t to, uint64_t size) const {
+    return taken_.first_gap(from, to, size);
+  }
   // Page-aligned start of `size` free bytes within [from, to), below `near` if possible, as close to it as possible.
   std::optional<uint64_t> closest(uint64_t near, uint64_t from, uint64_t to, uint64_t size) const;
 

@@ -41,8 +41,10 @@ size_t CodeView::function_from(uint64_t addr) const {
 
 void CodeView::finish() {
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-  std::sort(functions.begin(), functions.end(), [](const CodeRange& a, const CodeRange& b) { return a.begin < b.begin; });
-  for (size_t i = 0; i + 1 < functions.size(); i++) functions[i].end = std::min(functions[i].end, functions[i + 1].begin);
+  std::sort(functions.begin(), functions.end(),
+            [](const CodeRange& a, const CodeRange& b) { return a.begin < b.begin; });
+  for (size_t i = 0; i + 1 < functions.size(); i++)
+    functions[i].end = std::min(functions[i].end, functions[i + 1].begin);
   text_begin = text_end = 0;
   for (const Piece& p : pieces) {
     if (!p.executable) continue;

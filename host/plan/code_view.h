@@ -22,16 +22,17 @@ struct CodeRange {
 };
 
 struct CodeView {
-  std::vector<Piece> pieces;         // sorted, non-overlapping
+  std::vector<Piece> pieces;  // sorted, non-overlapping
   std::vector<CodeRange> functions;  // sorted by begin, non-overlapping; all of the image, also those not asked for
-  std::vector<uint64_t> labels;      // other symbols in code, in any order
-  std::vector<CodeRange> unknown_pads;  // code whose exception table cannot be read, disjoint: pads may be anywhere in it
+  std::vector<uint64_t> labels;  // other symbols in code, in any order
+  std::vector<CodeRange>
+      unknown_pads;  // code whose exception table cannot be read, disjoint: pads may be anywhere in it
   std::vector<CodeRange> code_sections;  // sections of instructions, sorted; empty: the file does not say
-  uint64_t begin = 0, end = 0;       // of the image in the target
+  uint64_t begin = 0, end = 0;  // of the image in the target
   uint64_t text_begin = 0, text_end = 0;  // hull of the executable pieces
-  uint64_t bias = 0;                 // words in the file + bias = target addresses
-  bool position_dependent = false;   // code may hold absolute 32-bit addresses
-  bool main_program = false;         // the heap follows it
+  uint64_t bias = 0;  // words in the file + bias = target addresses
+  bool position_dependent = false;  // code may hold absolute 32-bit addresses
+  bool main_program = false;  // the heap follows it
 
   // From addr to the end of its piece; empty outside.
   std::span<const uint8_t> at(uint64_t addr) const;

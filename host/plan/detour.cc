@@ -18,11 +18,13 @@ size_t detour_bound(const Displaced& displaced) {
   return bound;
 }
 
-Moved build_detour(uint64_t at, uint64_t pointer, uint32_t site, uint64_t patch, const Displaced& displaced, Detour* out) {
+Moved build_detour(uint64_t at, uint64_t pointer, uint32_t site, uint64_t patch, const Displaced& displaced,
+                   Detour* out) {
   using namespace x86_64_detour;
   CodeBuffer code(at - kHeader);
   auto step = [&](int original, int sp_adjust) {
-    out->steps.push_back({static_cast<uint16_t>(code.size() - kHeader), static_cast<int16_t>(original), static_cast<int16_t>(sp_adjust)});
+    out->steps.push_back({static_cast<uint16_t>(code.size() - kHeader), static_cast<int16_t>(original),
+                          static_cast<int16_t>(sp_adjust)});
   };
   code.append64(at + kReturnOffset);
   code.append64(patch);

@@ -25,6 +25,7 @@ struct Detour {
 size_t detour_bound(const Displaced& displaced);
 
 // The detour whose first instruction stands at `at`. pointer: the word that holds the entry trampoline's address.
-Moved build_detour(uint64_t at, uint64_t pointer, uint32_t site, uint64_t patch, const Displaced& displaced, Detour* out);
+Moved build_detour(uint64_t at, uint64_t pointer, uint32_t site, uint64_t patch, const Displaced& displaced,
+                   Detour* out);
 
 }  // namespace sonde::host

@@ -137,7 +137,8 @@ TEST_CASE("compiled functions that look at their return address are found") {
 }
 
 TEST_CASE("ordinary compiled functions may be hijacked") {
-  for (const char* name : {"plain", "alloca", "vla_scopes", "aligned", "varargs", "switch", "dies", "stack_arguments"}) {
+  for (const char* name :
+       {"plain", "alloca", "vla_scopes", "aligned", "varargs", "switch", "dies", "stack_arguments"}) {
     CAPTURE(name);
     CHECK(judge(name) == NoHijack::none);
   }

@@ -20,7 +20,8 @@ void collect_labels(const Image& image, uint64_t bias, CodeView& view) {
       std::memcpy(&symbol, bytes.data() + at, sizeof symbol);
       int type = ELF64_ST_TYPE(symbol.st_info);
       bool code = type == STT_NOTYPE || type == STT_FUNC || type == STT_GNU_IFUNC;
-      if (code && symbol.st_shndx != SHN_UNDEF && symbol.st_shndx != SHN_ABS) view.labels.push_back(symbol.st_value + bias);
+      if (code && symbol.st_shndx != SHN_UNDEF && symbol.st_shndx != SHN_ABS)
+        view.labels.push_back(symbol.st_value + bias);
     }
   }
 }
@@ -36,7 +37,8 @@ CodeView view_code(const LoadedImage& loaded) {
   // The kernel places programs below the region for mappings, libraries in it.
   view.main_program = view.begin < 0x700000000000;
   for (const Segment& s : image.segments()) {
-    auto bytes = image.bytes({s.range.begin, s.range.begin + static_cast<int64_t>(std::min(s.file_size, s.range.size()))});
+    auto bytes =
+        image.bytes({s.range.begin, s.range.begin + static_cast<int64_t>(std::min(s.file_size, s.range.size()))});
     if (!bytes.empty()) view.pieces.push_back({s.range.begin.value + loaded.bias, bytes, s.executable});
   }
   for (const Function& f : image.functions()) {
@@ -60,7 +62,8 @@ void add_landing_pads(const LoadedImage& loaded, CodeView& view) {
   for (const ThrowingRange& r : tables.ranges) view.labels.push_back(r.pad + loaded.bias);
   IntervalSet unknown;
   for (ImageRange r : tables.unreadable) {
-    uint64_t begin = std::max(r.begin.value + loaded.bias, view.text_begin), end = std::min(r.end.value + loaded.bias, view.text_end);
+    uint64_t begin = std::max(r.begin.value + loaded.bias, view.text_begin),
+             end = std::min(r.end.value + loaded.bias, view.text_end);
     unknown.add(begin, end);
   }
   for (auto [begin, end] : unknown) view.unknown_pads.push_back({begin, end});

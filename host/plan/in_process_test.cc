@@ -30,7 +30,8 @@ using Exec = int (*)(void*, const char*, int (*)(void*, int, char**, char**), vo
 using Open = int (*)(const char*, void**);
 
 int append_row(void* out, int columns, char** values, char**) {
-  for (int i = 0; i < columns; i++) *static_cast<std::string*>(out) += fmt::format("{}|", values[i] ? values[i] : "null");
+  for (int i = 0; i < columns; i++)
+    *static_cast<std::string*>(out) += fmt::format("{}|", values[i] ? values[i] : "null");
   return 0;
 }
 
@@ -93,7 +94,8 @@ std::string use_libraries() {
 }
 
 bool not_chosen(std::string_view path) {
-  return !path.contains("libc.so") && !path.contains("libstdc++") && !path.contains("libsqlite3") && !path.contains("libm.so");
+  return !path.contains("libc.so") && !path.contains("libstdc++") && !path.contains("libsqlite3") &&
+         !path.contains("libm.so");
 }
 
 size_t patch_libraries(uint32_t* first_site) {
@@ -104,8 +106,12 @@ size_t patch_libraries(uint32_t* first_site) {
   mallopt(M_MMAP_MAX, 0);  // planning must not itself map memory where it plans to
   for (LoadedImage& loaded : *images) {
     if (not_chosen(loaded.image->path())) continue;
-    PlanRequest request{.image = &loaded, .functions = {}, .first_site = *first_site,
-                        .entry_trampoline = Addr(test::counting_entry()), .used = {}, .kept = {}};
+    PlanRequest request{.image = &loaded,
+                        .functions = {},
+                        .first_site = *first_site,
+                        .entry_trampoline = Addr(test::counting_entry()),
+                        .used = {},
+                        .kept = {}};
     for (auto& m : *read_maps(getpid())) request.used.push_back(m.range);
     request.functions.resize(loaded.image->functions().size());
     std::iota(request.functions.begin(), request.functions.end(), 0u);

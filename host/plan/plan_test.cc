@@ -28,8 +28,13 @@ LoadedImage load(const std::string& path, uint64_t bias) {
 }
 
 PlanRequest request_all(const LoadedImage& loaded, size_t limit = ~size_t{0}) {
-  PlanRequest request{.image = &loaded, .functions = {}, .first_site = 0, .entry_trampoline = Addr(0x7ffff7ff0000),
-                      .used = {{Addr(0x7ffff7f00000), Addr(0x7ffff7fff000)}}, .allow_traps = false, .force_traps = false};
+  PlanRequest request{.image = &loaded,
+                      .functions = {},
+                      .first_site = 0,
+                      .entry_trampoline = Addr(0x7ffff7ff0000),
+                      .used = {{Addr(0x7ffff7f00000), Addr(0x7ffff7fff000)}},
+                      .allow_traps = false,
+                      .force_traps = false};
   request.functions.resize(std::min(limit, loaded.image->functions().size()));
   std::iota(request.functions.begin(), request.functions.end(), 0u);
   return request;
@@ -77,7 +82,8 @@ void check_consistent(const ImagePlan& plan) {
   for (auto& site : plan.sites) {
     if (site.method == Method::refused) continue;
     if (site.original.size() != site.bytes.size()) FAIL("lengths differ");
-    for (auto [at, size] : {std::pair(site.patch, site.bytes.size()), std::pair(site.island, site.island_bytes.size())}) {
+    for (auto [at, size] :
+         {std::pair(site.patch, site.bytes.size()), std::pair(site.island, site.island_bytes.size())}) {
       if (size == 0) continue;
       auto next = patched.lower_bound(at.value);
       twice += next != patched.end() && next->first < at.value + size;
@@ -143,9 +149,13 @@ TEST_CASE("a later plan of the same image leaves the earlier one's bytes alone")
 }
 
 TEST_CASE("nearly all functions of real files are patched without traps") {
-  const char* files[] = {"/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", "/usr/bin/python3",
-                         "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib/gcc/x86_64-linux-gnu/12/cc1",
-                         "/lib64/ld-linux-x86-64.so.2", "/usr/bin/env"};
+  const char* files[] = {"/lib/x86_64-linux-gnu/libc.so.6",
+                         "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0",
+                         "/usr/bin/python3",
+                         "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+                         "/usr/lib/gcc/x86_64-linux-gnu/12/cc1",
+                         "/lib64/ld-linux-x86-64.so.2",
+                         "/usr/bin/env"};
   for (std::string path : files) {
     if (!std::filesystem::exists(path)) {
       MESSAGE("not installed, not planned: " << path);

@@ -81,7 +81,8 @@ void Planner::plan_system_calls(ImagePlan& plan) {
     planned.site.function = known ? static_cast<uint32_t>(f) : kNoFunction;
     planned.site.entry = planned.site.patch = Addr(call.at);
     candidates.push_back({&planned.site, number++, call.code, window_inside(view_, targets_, call.code, call.at)});
-    if (locked_.overlaps(call.at, call.at + kSyscallBytes)) refuse(candidates.back(), Refusal::engine), candidates.pop_back();
+    if (locked_.overlaps(call.at, call.at + kSyscallBytes))
+      refuse(candidates.back(), Refusal::engine), candidates.pop_back();
   }
   choose(std::move(candidates), false);
 }
@@ -94,7 +95,8 @@ void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& f
   }
   for (size_t i = 0; i < sites.size(); i++) {
     if (sites[i].refusal != Refusal::none) continue;
-    Candidate c{&sites[i], request_.first_site + static_cast<uint32_t>(i), functions[i], window_at(view_, targets_, functions[i])};
+    Candidate c{&sites[i], request_.first_site + static_cast<uint32_t>(i), functions[i],
+                window_at(view_, targets_, functions[i])};
     c.site->patch = Addr(c.window.patch);
     c.site->loop_head = targets_.loops_to(functions[i].begin, c.window.patch);
     bool call = std::ranges::find(calls_.found, c.window.patch, &SystemCall::at) != calls_.found.end();
@@ -112,7 +114,8 @@ void Planner::choose(std::vector<Candidate> candidates, bool force_traps) {
   for (Candidate& c : candidates)
     if (force_traps || !plan_jump(c)) left.push_back(std::move(c));
   // A punned jump reads bytes above its own: from high addresses to low these are settled.
-  std::sort(left.begin(), left.end(), [](const Candidate& a, const Candidate& b) { return a.window.patch > b.window.patch; });
+  std::sort(left.begin(), left.end(),
+            [](const Candidate& a, const Candidate& b) { return a.window.patch > b.window.patch; });
   for (Candidate& c : left) {
     if (!force_traps && (plan_short_jump(c) || plan_punned_jump(c))) continue;
     Refusal no_jump = c.window.reason != Refusal::none ? c.window.reason : Refusal::no_room;
@@ -131,7 +134,8 @@ void Planner::refuse(Candidate& c, Refusal reason) {
 bool Planner::plan_jump(Candidate& c) {
   const Window& w = c.window;
   if (!w.fits_jump || locked_.overlaps(w.patch, w.patch + kJumpBytes)) return false;
-  bool nops = w.length >= kJumpBytes && std::all_of(w.insns.begin(), w.insns.end(), [](const Insn& i) { return i.nop; });
+  bool nops =
+      w.length >= kJumpBytes && std::all_of(w.insns.begin(), w.insns.end(), [](const Insn& i) { return i.nop; });
   if (!add_detour(c, nops ? all_nops(view_, w, c.function.end) : w.first(w.length))) return false;
   set_patch(c, nops ? Method::nops : Method::jump, jump_bytes(w.patch, c.site->detour.value));
   return true;
@@ -216,7 +220,8 @@ std::optional<uint64_t> Planner::place_punned(Candidate& c, const Displaced& dis
   uint64_t size = detour_bound(displaced) + kPointerBytes;
   auto settle = [&](uint64_t at) {
     uint64_t begin = at - kFront;
-    bool near = arena_ != 0 && fits32(static_cast<int64_t>(arena_ - begin)) && fits32(static_cast<int64_t>(arena_ - (begin + size)));
+    bool near = arena_ != 0 && fits32(static_cast<int64_t>(arena_ - begin)) &&
+                fits32(static_cast<int64_t>(arena_ - (begin + size)));
     uint64_t own_pointer = begin + size - kPointerBytes;
     if (!place_detour(c, displaced, at, near ? arena_ : own_pointer)) return false;
     auto bytes = c.site->detour_bytes;
@@ -294,8 +299,7 @@ void Planner::finish(ImagePlan& plan) const {
     Addr begin(at & ~(kPageBytes - 1)), end((at + bytes.size() + kPageBytes - 1) & ~(kPageBytes - 1));
     if (!plan.arenas.empty() && plan.arenas.back().begin <= begin && begin <= plan.arenas.back().end)
       plan.arenas.back().end = std::max(plan.arenas.back().end, end);
-    else
-      plan.arenas.push_back({begin, end});
+    else plan.arenas.push_back({begin, end});
     plan.writes.emplace_back(Addr(at), bytes);
   }
 }

@@ -1,7 +1,7 @@
 // Plans for hand-written functions, then runs original and patched code on the same registers: nothing may differ but
 // the hits counted.
-#include "core/isa/x86_64_detour.h"
 #include "host/plan/planner.h"
+#include "core/isa/x86_64_detour.h"
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -72,8 +72,13 @@ class Laboratory {
 
   // Site numbers are indices into functions().
   const std::vector<SitePlan>& plan(const std::vector<std::string>& names, bool allow_traps, bool force_traps = false) {
-    PlanRequest request{.image = nullptr, .functions = {}, .first_site = 0, .entry_trampoline = Addr(counting_entry()),
-                        .used = own_mappings(), .allow_traps = allow_traps, .force_traps = force_traps};
+    PlanRequest request{.image = nullptr,
+                        .functions = {},
+                        .first_site = 0,
+                        .entry_trampoline = Addr(counting_entry()),
+                        .used = own_mappings(),
+                        .allow_traps = allow_traps,
+                        .force_traps = force_traps};
     plan_ = {};
     std::vector<CodeRange> ranges;
     numbers_.clear();
@@ -101,8 +106,9 @@ class Laboratory {
     for (auto& s : plan_.sites) {
       write(s.island, s.island_original, s.island_bytes);
       write(s.patch, s.original, s.bytes);
-      CHECK(std::equal(s.detour_bytes.begin(), s.detour_bytes.end(),
-                       reinterpret_cast<uint8_t*>(s.detour.value - (s.detour_bytes.empty() ? 0 : x86_64_detour::kHeader))));
+      CHECK(std::equal(
+          s.detour_bytes.begin(), s.detour_bytes.end(),
+          reinterpret_cast<uint8_t*>(s.detour.value - (s.detour_bytes.empty() ? 0 : x86_64_detour::kHeader))));
     }
   }
   void disarm() {
@@ -232,7 +238,9 @@ uint64_t seen[4096][2], seen_count;
 void on_step(int signal, siginfo_t* info, void* context) {
   auto& regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   if (info->si_code != TRAP_TRACE) return on_trap(signal, info, context);
-  if (seen_count < 4096) seen[seen_count][0] = static_cast<uint64_t>(regs[REG_RIP]), seen[seen_count++][1] = static_cast<uint64_t>(regs[REG_RSP]);
+  if (seen_count < 4096)
+    seen[seen_count][0] = static_cast<uint64_t>(regs[REG_RIP]),
+    seen[seen_count++][1] = static_cast<uint64_t>(regs[REG_RSP]);
 }
 
 // Stack pointers at pcs of [begin, end), the first time each is passed, seen by single-stepping.
@@ -311,7 +319,8 @@ TEST_CASE("the steps of a detour say where each of its instructions stands, by s
       CHECK(inside.size() >= 4);  // a trap leads to the first without a step
       uint64_t at_entry = truth.begin()->second;
       for (auto [pc, sp] : inside) {
-        auto step = std::find_if(site.steps.begin(), site.steps.end(), [&](auto& s) { return s.offset == pc - site.detour.value; });
+        auto step = std::find_if(site.steps.begin(), site.steps.end(),
+                                 [&](auto& s) { return s.offset == pc - site.detour.value; });
         REQUIRE(step != site.steps.end());
         uint64_t original = site.patch.value + static_cast<uint64_t>(std::max<int>(step->original, 0));
         uint64_t expected = step->original < 0 ? at_entry : truth.contains(original) ? truth[original] : 0;
@@ -370,9 +379,10 @@ TEST_CASE("methods are the cheapest that are right") {
 
 TEST_CASE("what an exception or an indirect jump may lead to is never covered") {
   // A cold part: a nop, then a landing pad at offset 1. An endbr64 in a function's second instruction.
-  const std::vector<uint8_t> code = {0x90, 0x48, 0x89, 0xc7, 0x48, 0x31, 0xc0, 0xc3,   // nop; mov %rax,%rdi; xor %rax,%rax; ret
-                                     0x31, 0xc0, 0xf3, 0x0f, 0x1e, 0xfa, 0xc3, 0xcc,   // xor %eax,%eax; endbr64; ret
-                                     0x90, 0x90, 0x90, 0x90, 0x90, 0xc3, 0xcc, 0xcc};  // room for a patch: no pad behind it
+  const std::vector<uint8_t> code = {
+      0x90, 0x48, 0x89, 0xc7, 0x48, 0x31, 0xc0, 0xc3,   // nop; mov %rax,%rdi; xor %rax,%rax; ret
+      0x31, 0xc0, 0xf3, 0x0f, 0x1e, 0xfa, 0xc3, 0xcc,   // xor %eax,%eax; endbr64; ret
+      0x90, 0x90, 0x90, 0x90, 0x90, 0xc3, 0xcc, 0xcc};  // room for a patch: no pad behind it
   CodeView view;
   view.pieces = {{0x10000, code, true}};
   view.begin = 0x10000, view.end = 0x11000;

@@ -38,7 +38,8 @@ Operand operand_of(const Insn& insn) {
 int32_t displacement(const Insn& insn) {
   if (insn.disp_size == 1) return static_cast<int8_t>(insn.bytes[insn.disp_offset]);
   int32_t d = 0;
-  for (int i = 0; i < insn.disp_size; i++) d |= static_cast<int32_t>(uint32_t{insn.bytes[insn.disp_offset + i]} << (8 * i));
+  for (int i = 0; i < insn.disp_size; i++)
+    d |= static_cast<int32_t>(uint32_t{insn.bytes[insn.disp_offset + i]} << (8 * i));
   return d;
 }
 
@@ -73,7 +74,8 @@ void push_return_address(const Insn& insn, CodeBuffer& out, std::vector<InnerSte
 Moved move_pc_relative(const Insn& insn, CodeBuffer& out, std::array<uint8_t, 15> bytes) {
   int64_t disp = static_cast<int64_t>(insn.target - (out.here() + insn.length));
   if (!fits32(disp)) return Moved::out_of_reach;
-  for (int i = 0; i < 4; i++) bytes[insn.disp_offset + i] = static_cast<uint8_t>(static_cast<uint64_t>(disp) >> (8 * i));
+  for (int i = 0; i < 4; i++)
+    bytes[insn.disp_offset + i] = static_cast<uint8_t>(static_cast<uint64_t>(disp) >> (8 * i));
   out.append({bytes.data(), insn.length});
   return Moved::yes;
 }

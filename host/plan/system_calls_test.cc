@@ -1,7 +1,7 @@
 // The truth about which instructions are system calls is objdump's; which numbers they have is known for written
 // code.
-#include "core/isa/x86_64_detour.h"
 #include "host/plan/system_calls.h"
+#include "core/isa/x86_64_detour.h"
 
 #include <fmt/format.h>
 #include <sys/syscall.h>

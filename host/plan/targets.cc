@@ -33,8 +33,12 @@ constexpr bool short_form(uint8_t byte) { return byte == 0xeb || (byte & 0xf0) =
 }  // namespace
 
 Targets::Targets(const CodeView& view)
-    : view_(view), begin_(view.text_begin), size_(view.text_end - view.text_begin), bits_(size_ / 64 + 1),
-      state_(view.functions.size()), gap_state_(view.functions.size() + 1) {
+    : view_(view),
+      begin_(view.text_begin),
+      size_(view.text_end - view.text_begin),
+      bits_(size_ / 64 + 1),
+      state_(view.functions.size()),
+      gap_state_(view.functions.size() + 1) {
   for (const CodeRange& f : view.functions) {
     mark(f.begin);
     auto code = view.code_at(f.begin);
@@ -98,10 +102,26 @@ void Targets::scan_absolute(const Piece& piece) {
   };
   for (size_t i = 0; i < n; i++) {
     switch (p[i]) {
-      case 0xb8: case 0xb9: case 0xba: case 0xbb: case 0xbc: case 0xbd: case 0xbe: case 0xbf:  // mov $, register
-      case 0x05: case 0x0d: case 0x15: case 0x1d: case 0x25: case 0x2d: case 0x35: case 0x3d:  // add .. cmp $, %eax
+      case 0xb8:
+      case 0xb9:
+      case 0xba:
+      case 0xbb:
+      case 0xbc:
+      case 0xbd:
+      case 0xbe:
+      case 0xbf:  // mov $, register
+      case 0x05:
+      case 0x0d:
+      case 0x15:
+      case 0x1d:
+      case 0x25:
+      case 0x2d:
+      case 0x35:
+      case 0x3d:  // add .. cmp $, %eax
       case 0x68: mark_at(i + 1); break;                                                        // push $
-      case 0xc7: case 0x81: case 0x69:                                                         // mov, add .. cmp, imul
+      case 0xc7:
+      case 0x81:
+      case 0x69:                                                         // mov, add .. cmp, imul
         for (size_t distance : {2, 3, 4, 6, 7}) mark_at(i + distance);
         break;
       case 0x8d: mark_at(i + 2), mark_at(i + 3); break;                                        // lea

@@ -51,9 +51,9 @@ class Targets {
   uint64_t begin_, size_;
   std::vector<uint64_t> bits_;
   std::vector<uint64_t> tables_;  // sorted
-  uint64_t table_entries_ = 0;    // read so far
+  uint64_t table_entries_ = 0;  // read so far
   enum : uint8_t { not_seen = 0, decoded = 1, doubtful = 2, decoded_and_ends = 3 };
-  std::vector<uint8_t> state_;    // per function
+  std::vector<uint8_t> state_;  // per function
   std::unordered_set<uint64_t> heads_;  // targets of jumps within functions, those near the start
   std::vector<uint8_t> gap_state_;  // of the gap in front of each function, one more for the last
 };

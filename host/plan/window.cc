@@ -56,7 +56,8 @@ Window window_inside(const CodeView& view, const Targets& targets, CodeRange fun
       break;
     }
     auto insn = decode_at(view, at);
-    if (!insn || insn->next() > function.end) return stop(w.insns.empty() ? Refusal::not_code : Refusal::data_in_text, at);
+    if (!insn || insn->next() > function.end)
+      return stop(w.insns.empty() ? Refusal::not_code : Refusal::data_in_text, at);
     if (!w.insns.empty() && targets.marked(at)) return stop(Refusal::jumped_into, at);
     if (!can_move(*insn)) return stop(Refusal::not_relocatable, at);
     w.insns.push_back(*insn), w.length += insn->length;

@@ -15,10 +15,10 @@ struct Window {
   uint64_t patch = 0;
   // Whole instructions from `patch` on, each movable, none but the first a target; at most until kJumpBytes are covered.
   std::vector<Insn> insns;
-  uint32_t length = 0;   // bytes of insns
+  uint32_t length = 0;  // bytes of insns
   bool fits_jump = false;  // a 5-byte jump may stand at `patch`: the rest of its bytes, if any, is proven padding
   Refusal reason = Refusal::none;  // why it does not fit
-  uint32_t reason_offset = 0;      // bytes from the function's entry
+  uint32_t reason_offset = 0;  // bytes from the function's entry
 
   // The first instructions as long as they end within `bytes`.
   Displaced first(uint32_t bytes) const;

@@ -165,7 +165,8 @@ void let_go_on() { swapcontext(&going_on, &stopped); }
 int go_on_late(Harness& harness, uint64_t at, uint32_t site) {
   constexpr size_t kStack = size_t{1} << 28;
   // The stopped context's stack is below the other's.
-  auto* stacks = static_cast<char*>(mmap(nullptr, 2 * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  auto* stacks = static_cast<char*>(
+      mmap(nullptr, 2 * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (stacks == MAP_FAILED) return 2;
   struct sigaction action{};
   action.sa_sigaction = stop;
@@ -305,8 +306,7 @@ TEST_CASE("a jump out of a return's path, with no entry left, keeps nothing from
   thread->guards[0] = sp - 88;  // sonde_on_return's of a call made here
   for (int n = 0; n < 100; n++) wrong += stays_at_last(n) != n;
   CHECK(wrong == 0);
-  for (const CallRecord& call : harness.drain().calls)
-    returned += call.site == stay && call.kind == ExitKind::returned;
+  for (const CallRecord& call : harness.drain().calls) returned += call.site == stay && call.kind == ExitKind::returned;
   CHECK(returned == 100);
   CHECK(harness.lost(LossCause::no_return_entry) == lost);
 }

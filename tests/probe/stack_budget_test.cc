@@ -81,7 +81,8 @@ uint64_t lowest() {
   return reinterpret_cast<uint64_t>(top) - 8 - lowest();
 }
 
-uint64_t make_call(std::initializer_list<uint64_t> call, uint64_t (*make)() = [] { return budget_makes_call(), uint64_t{0}; }) {
+uint64_t make_call(
+    std::initializer_list<uint64_t> call, uint64_t (*make)() = [] { return budget_makes_call(), uint64_t{0}; }) {
   std::memset(budget_call, 0, sizeof budget_call);
   std::copy(call.begin(), call.end(), budget_call);
   uint64_t depth = make();
@@ -108,12 +109,12 @@ uint64_t word(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 }  // namespace
 
-#define CHECK_BUDGET(what, depth, budget)                \
-  do {                                                   \
-    uint64_t bytes = depth;                              \
+#define CHECK_BUDGET(what, depth, budget) \
+  do { \
+    uint64_t bytes = depth; \
     MESSAGE(what, ": ", bytes, " bytes of ", budget, ""); \
-    CHECK(bytes <= budget);                              \
-    CHECK(bytes > 64); /* it was there at all */          \
+    CHECK(bytes <= budget); \
+    CHECK(bytes > 64); /* it was there at all */ \
   } while (false)
 
 TEST_CASE("stack: what the agent's paths need at most") {
@@ -148,12 +149,16 @@ TEST_CASE("stack: what the agent's paths need at most") {
   CHECK_BUDGET("a handler", depth_of_handler(), 192);
 
   harness.use_traps();
-  CHECK_BUDGET("rt_sigaction, traps", depth_of_call({SYS_rt_sigaction, SIGUSR1, word(action), word(old_action), 8}), 512);
-  CHECK_BUDGET("rt_sigprocmask, traps", depth_of_call({SYS_rt_sigprocmask, SIG_SETMASK, word(&mask), word(&old_mask), 8}), 576);
+  CHECK_BUDGET("rt_sigaction, traps", depth_of_call({SYS_rt_sigaction, SIGUSR1, word(action), word(old_action), 8}),
+               512);
+  CHECK_BUDGET("rt_sigprocmask, traps",
+               depth_of_call({SYS_rt_sigprocmask, SIG_SETMASK, word(&mask), word(&old_mask), 8}), 576);
   mask = ~uint64_t{0};
-  CHECK_BUDGET("rt_sigprocmask that blocks SIGTRAP", depth_of_call({SYS_rt_sigprocmask, SIG_SETMASK, word(&mask), 0, 8}), 640);
+  CHECK_BUDGET("rt_sigprocmask that blocks SIGTRAP",
+               depth_of_call({SYS_rt_sigprocmask, SIG_SETMASK, word(&mask), 0, 8}), 640);
   mask = 0;
-  CHECK_BUDGET("rt_sigprocmask that unblocks it", depth_of_call({SYS_rt_sigprocmask, SIG_SETMASK, word(&mask), 0, 8}), 576);
+  CHECK_BUDGET("rt_sigprocmask that unblocks it", depth_of_call({SYS_rt_sigprocmask, SIG_SETMASK, word(&mask), 0, 8}),
+               576);
   CHECK_BUDGET("ppoll, traps", depth_of_call({SYS_ppoll, 0, 0, word(&none), word(&mask), 8}), 640);
   CHECK_BUDGET("a handler, traps", depth_of_handler(), 384);
 

@@ -55,7 +55,8 @@ TEST_CASE("two million tail calls on one slot: all counted, with a bounded numbe
   constexpr int kJumps = 2000000;
   uint64_t counts[2] = {}, wrong_kind = 0;
   CHECK(tail_even(100000) == 0);  // within the ring
-  for (const CallRecord& call : harness.drain().calls) counts[call.site == odd]++, wrong_kind += call.kind != ExitKind::returned;
+  for (const CallRecord& call : harness.drain().calls)
+    counts[call.site == odd]++, wrong_kind += call.kind != ExitKind::returned;
   CHECK(counts[0] == 50001);
   CHECK(counts[1] == 50000);
   CHECK(wrong_kind == 0);

@@ -18,11 +18,10 @@ using namespace sonde::test;
 namespace {
 
 int failures;
-#define EXPECT_EQ(a, b)                                                                     \
-  do {                                                                                      \
-    long left_ = (a), right_ = (b);                                                         \
-    if (left_ != right_)                                                                    \
-      failures++, std::printf("line %d: %s is %ld, not %ld\n", __LINE__, #a, left_, right_); \
+#define EXPECT_EQ(a, b) \
+  do { \
+    long left_ = (a), right_ = (b); \
+    if (left_ != right_) failures++, std::printf("line %d: %s is %ld, not %ld\n", __LINE__, #a, left_, right_); \
   } while (0)
 
 int cleanups;
@@ -151,7 +150,8 @@ int main(int argc, char** argv) {
 
   // glibc takes pthread_exit and cancellation to libgcc_s whatever the program is linked with; the personality of C++
   // functions then asks the other unwinder about libgcc's context. Such a program crashes untraced ("unhooked" shows it).
-  if (has("exceptions-only")) return std::printf("%s, exceptions only\n", failures ? "FAILED" : "passed"), failures != 0;
+  if (has("exceptions-only"))
+    return std::printf("%s, exceptions only\n", failures ? "FAILED" : "passed"), failures != 0;
 
   cleanups = 0;
   sem_init(&waiting, 0, 0);

@@ -21,21 +21,22 @@
 #define CALL_LINK 12
 #define OWNER_USUAL 0
 #define OWNER_STATE 12
-#define OWNER_TID_STATE 8   // both words
-#define STATE_FREE 0        // EntryState
+#define OWNER_TID_STATE 8  // both words
+#define STATE_FREE 0  // EntryState
 #define STATE_IN_USE 1
 
 // Where the return slot is below sp and holds T, or the trampoline's beginning. DW_CFA_val_expression rip:
 // lit8 minus deref const1s -16 and (the beginning) plus_uconst ENTRIES_FROM_BEGINNING deref
-#define CFI_RETURN_ADDRESS_OF_TRAMPOLINE .cfi_escape 0x16, 16, 12, 0x38, 0x1c, 0x06, 0x09, 0xf0, 0x1a, 0x23, \
-  ENTRIES_FROM_BEGINNING & 127 | 128, ENTRIES_FROM_BEGINNING >> 7 & 127 | 128, \
-  ENTRIES_FROM_BEGINNING >> 14 & 127 | 128, ENTRIES_FROM_BEGINNING >> 21, 0x06
+#define CFI_RETURN_ADDRESS_OF_TRAMPOLINE \
+  .cfi_escape 0x16, 16, 12, 0x38, 0x1c, 0x06, 0x09, 0xf0, 0x1a, 0x23, ENTRIES_FROM_BEGINNING & 127 | 128, \
+      ENTRIES_FROM_BEGINNING >> 7 & 127 | 128, ENTRIES_FROM_BEGINNING >> 14 & 127 | 128, ENTRIES_FROM_BEGINNING >> 21, \
+      0x06
 
 // AgentControl
 #define CONTROL_SESSION 8
 #define CONTROL_THREADS 16
 #define CONTROL_FLAGS 48
-#define NO_TICKS 4          // kControlNoTicks
+#define NO_TICKS 4  // kControlNoTicks
 
 // SessionHeader, Site
 #define SESSION_STATE 64
@@ -43,7 +44,7 @@
 #define SESSION_SITES 4096  // sites_offset is always this
 #define SITE_BYTES_LOG2 5
 #define SITE_FLAGS 24
-#define USUAL 3             // kUsual: enabled, its return is hooked, nothing else
+#define USUAL 3  // kUsual: enabled, its return is hooked, nothing else
 
 // ThreadState
 #define THREAD_BYTES_LOG2 8
@@ -63,14 +64,14 @@
 // RingHeader, call records
 #define RING_TAIL 128
 #define RING_RESERVE 136
-#define USUAL_WRITER 1      // kUsualWriter
+#define USUAL_WRITER 1  // kUsualWriter
 #define RING_LIMIT 152
 #define RING_MASK 160
 #define RING_CALLS 192
 #define RING_DATA 4096
 #define CALL_RECORD_BYTES 24
-#define RING_AHEAD 512      // the line of records that will be written next: the recorder has read it last
-#define CALL_RETURNED 1     // record_word(call, returned, 0, 0)
+#define RING_AHEAD 512  // the line of records that will be written next: the recorder has read it last
+#define CALL_RETURNED 1  // record_word(call, returned, 0, 0)
 #define RECORD_SITE_SHIFT 8
 
 #define RESUME_BEHIND_RETURN 8  // in a detour: kResumeOffset - kReturnOffset
