@@ -131,7 +131,7 @@ TEST_CASE("a fast timer over hooked code: results, records and stacks are right"
 TEST_CASE("handlers that leave by siglongjmp, from a stack of their own too, block neither levels nor ring") {
   Harness& harness = the_harness();
   const Sites& sites = hook_all();
-  static char alternate[65536];
+  static char alternate[1 << 20];  // for the nesting that ends with kMostFrames
   stack_t stack{alternate, 0, sizeof alternate};
   sigaltstack(&stack, nullptr);
   for (int flags : {0, SA_ONSTACK}) {
