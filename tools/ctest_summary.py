@@ -8,7 +8,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 
-FACT = re.compile(r"^(ok |skipped: |untraced: |a thousand |.* MESSAGE: |/bin/true, )")
+FACT = re.compile(r"^(ok |skipped: |\| |untraced: |a thousand |.* MESSAGE: |/bin/true, )")
 
 
 def facts(path):
@@ -37,11 +37,21 @@ def summarize(path):
     return passed, failed, skipped
 
 
+def left_out(path):
+    """What tests that ran say they have left out."""
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        for line in (case.findtext("system-out") or "").splitlines() if case.get("status") == "run" else ():
+            if line.startswith("skipped: "):
+                yield case.get("name"), line.removeprefix("skipped: ")
+
+
 def main():
     *flags, path = sys.argv[1:]
     for name, line in facts(path) if "--facts" in flags else ():
         print(f"{name}: {line}")
     passed, failed, skipped = summarize(path)
+    for name, reason in left_out(path):
+        print(f"left out of {name}: {reason}")
     for name, reason in skipped:
         print(f"skipped: {name}: {reason}")
     for name in failed:

@@ -57,15 +57,11 @@ Answer judge(const Chain& chain, const Truth& truth, Tracee& tracee) {
 size_t Comparison::first_false(const Walk& walk, const Truth& truth) {
   for (size_t i = 0; i < walk.frames.size(); i++) {
     const Frame& frame = walk.frames[i];
-    // What lies further out follows from this frame's own row, so a chain is right up to its first unreliable frame.
     if (i >= truth.chain.size()) {
       if (truth.to_the_end && is_reliable(frame)) return i + 1;
       break;
     }
-    if (!is_reliable(frame)) {
-      // The first frame that is not believed was found by a row that is.
-      if (frame.recovered & kMarked) break;
-    }
+    if (frame.recovered & kMarked) break;
     if (frame.pc.value != truth.chain[i]) {
       uint64_t held = 0;
       bool is_what_the_slot_holds =
@@ -73,8 +69,8 @@ size_t Comparison::first_false(const Walk& walk, const Truth& truth) {
       if (!is_what_the_slot_holds && is_reliable(frame)) return i + 1;
       if (is_what_the_slot_holds) counts.rewritten++;
     }
-    if (i > 0 && is_reliable(walk.frames[i - 1]) && walk.frames[i - 1].cfa.value != truth.sps[i]) return i;
     if (!is_reliable(frame)) break;
+    if (i > 0 && walk.frames[i - 1].cfa.value != truth.sps[i]) return i;
   }
   if (walk.result.whole() && truth.to_the_end && walk.frames.size() != truth.chain.size()) return walk.frames.size();
   return 0;
@@ -117,6 +113,7 @@ bool Comparison::compare(const Truth& truth, bool* compared) {
     if (counts.wrong++ < kWrongInWords) counts.first_wrong.push_back(in_words(walk, truth, wrong));
   }
   Answer plain = judge(walks_.plain(truth.chain.size() + 1), truth, tracee_);
+  last_plain = plain;
   counts.plain_refused += plain == Answer::refused;
   counts.plain_wrong += plain == Answer::wrong;
   if (whole) {

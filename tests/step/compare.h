@@ -45,9 +45,10 @@ class Comparison {
   // The state that the program stands in. True if sonde calls it reliable; *compared: its truth is known.
   bool compare(const Truth& truth, bool* compared);
   Counts counts;
+  Answer last_plain = Answer::right;
 
  private:
-  // 0 right so far as it is called reliable; else the number of the first false frame + 1.
+  // 0: right so far as it is called reliable, pcs and where they were found. Else the number of the first false frame + 1.
   size_t first_false(const Walk& walk, const Truth& truth);
   std::string in_words(const Walk& walk, const Truth& truth, size_t first) const;
 

@@ -1,9 +1,12 @@
-// The proof: single-steps a real program, and at every instruction holds sonde's walk against the truth (shadow.h). Prints one
-// JSON object with what was counted, and on standard error what was wrong, in full.
+// The proof: single-steps a real program, and at every instruction holds sonde's walk against the truth (shadow.h), now and then
+// also libdw, GNU libunwind and gdb. Prints one JSON object with what was counted, and on standard error what was wrong, in full.
 //
-// usage: step_proof --steps N [--from start|entry] [--stdin FILE] [--urgent] -- PROGRAM [ARGUMENT...]
-//   start   the very first instruction, in the dynamic linker
-//   entry   the program's own first one; nobody called that either
+// usage: step_proof --steps N [--from start|entry|SECONDS] [--stdin FILE] [--peers-every N] [--gdb-every N] [--gdb-unreliable N]
+//          [--return-seconds S] [--gdb-script FILE] [--urgent] -- PROGRAM [ARGUMENT...]
+//   start    the very first instruction, in the dynamic linker
+//   entry    the program's own first one; nobody called that either
+//   SECONDS  of processor time at full speed first. What is on the stack then is taken from libdw and libunwind, where they agree
+//            and end in _start; each of these calls that returns later, stepped or in S seconds at full speed, is proven by that.
 #include <fmt/format.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,90 +15,233 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tests/step/compare.h"
+#include "tests/step/gdb.h"
+#include "tests/step/peers.h"
 
 namespace sonde::stepping {
 namespace {
 
 constexpr double kLongestStart = 60;  // seconds
+constexpr int kPlacesToAgree = 50, kStepsToAgree = 50;
+constexpr double kToTheNextPlace = 0.01;
+constexpr uint64_t kUnreliableToPeers = 1000;
+constexpr uint64_t kEntryBytes = 64;  // _start is no longer
 
 struct Options {
-  uint64_t steps = 20000;
-  std::string from = "start";
+  uint64_t steps = 20000, peers_every = 100, gdb_every = 10000, gdb_unreliable = 1000;
+  std::string from = "start", gdb_script;
+  double return_seconds = 1;
   bool urgent = false;
   Command command;
 };
 
-[[noreturn]] void usage(const std::string& what) {
+[[noreturn]] void give_up(const std::string& what, int status) {
   fmt::print(stderr, "step_proof: {}\n", what);
-  exit(2);
+  exit(status);
 }
 
 Options parse(int count, char** words) {
   Options options;
   int i = 1;
-  auto value = [&] { return ++i < count ? words[i] : (usage("a value is missing"), nullptr); };
+  auto value = [&] { return ++i < count ? words[i] : (give_up("a value is missing", 2), nullptr); };
+  auto number = [&] { return strtoull(value(), nullptr, 10); };
   for (; i < count && strcmp(words[i], "--") != 0; i++) {
     std::string option = words[i];
-    if (option == "--steps") options.steps = strtoull(value(), nullptr, 10);
+    if (option == "--steps") options.steps = number();
     else if (option == "--from") options.from = value();
     else if (option == "--stdin") options.command.input = value();
+    else if (option == "--peers-every") options.peers_every = number();
+    else if (option == "--gdb-every") options.gdb_every = number();
+    else if (option == "--gdb-unreliable") options.gdb_unreliable = number();
+    else if (option == "--gdb-script") options.gdb_script = value();
+    else if (option == "--return-seconds") options.return_seconds = strtod(value(), nullptr);
     else if (option == "--urgent") options.urgent = true;
-    else usage("what is " + option + "?");
+    else give_up("what is " + option + "?", 2);
   }
   for (i++; i < count; i++) options.command.words.push_back(words[i]);
-  if (options.command.words.empty()) usage("no program");
+  if (options.command.words.empty()) give_up("no program", 2);
   return options;
 }
 
-nlohmann::ordered_json json_of(const Counts& c) {
-  return {{"states", c.states},
-          {"reliable", c.reliable},
-          {"wrong", c.wrong},
-          {"forms_differ", c.forms_differ},
-          {"unknown", c.unknown},
-          {"unknown_reliable", c.unknown_reliable},
-          {"rewritten", c.rewritten},
-          {"best_effort_right", c.best_effort_right},
-          {"deepest", c.deepest},
-          {"plain_refused", c.plain_refused},
-          {"plain_wrong", c.plain_wrong},
-          {"plain_bad_where_unreliable", c.plain_bad_where_unreliable},
-          {"reasons", c.reasons},
-          {"places", c.places},
-          {"wrong_places", c.wrong_places}};
-}
-
-int run(const Options& options) {
-  if (options.urgent) setpriority(PRIO_PROCESS, 0, -10);  // two processes that wait for each other
-  const auto begin = std::chrono::steady_clock::now();
-  auto launched = Tracee::launch(options.command);
-  if (!launched) usage(launched.error().message);
-  Tracee& tracee = **launched;
-  Walks walks(tracee);
-  Comparison comparison(tracee, walks);
-  Shadow shadow;
-  if (options.from == "entry" && !tracee.run_to(tracee.entry(), kLongestStart))
-    usage("it did not come to its entry point");
-  shadow.begin(tracee.stack_end(tracee.regs().rsp));
-  while (tracee.steps() < options.steps) {
-    bool compared = false;
-    comparison.compare(truth_of(shadow, tracee.regs()), &compared);
-    if (!tracee.step(shadow)) break;
+// How one of the others does.
+struct PeerCounts {
+  uint64_t asked = 0, refused = 0, wrong = 0;
+  void add(Answer answer) {
+    asked++;
+    refused += answer == Answer::refused;
+    wrong += answer == Answer::wrong;
   }
-  for (const std::string& text : comparison.counts.first_wrong) fmt::print(stderr, "{}", text);
-  nlohmann::ordered_json out = json_of(comparison.counts);
-  out["steps"] = tracee.steps();
-  out["signals"] = tracee.signals();
-  out["ended"] = tracee.end();
-  out["stack_switches"] = shadow.stack_switches, out["abandoned"] = shadow.abandoned;
-  out["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  fmt::print("{}\n", out.dump());
-  return comparison.counts.wrong || comparison.counts.forms_differ ? 1 : 0;
-}
+  nlohmann::ordered_json json() const { return {{"asked", asked}, {"refused", refused}, {"wrong", wrong}}; }
+};
+struct Peer {
+  PeerCounts sampled, unreliable;  // every so many states; states that sonde calls unreliable
+};
+
+class Run {
+ public:
+  explicit Run(const Options& options) : options_(options), begin_(std::chrono::steady_clock::now()) {}
+
+  int operator()() {
+    if (options_.urgent) setpriority(PRIO_PROCESS, 0, -10);  // two processes that wait for each other
+    auto launched = Tracee::launch(options_.command);
+    if (!launched) give_up(launched.error().message, 1);
+    tracee_ = std::move(*launched);
+    walks_.emplace(*tracee_), comparison_.emplace(*tracee_, *walks_);
+    libdw_.emplace(*tracee_), libunwind_.emplace(*tracee_);
+    if (!options_.gdb_script.empty()) gdb_.emplace(*tracee_, tracee_->program(), options_.gdb_script, ".");
+    to_the_beginning();
+    seconds_to_begin_ = seconds();
+    const uint64_t before = tracee_->steps();
+    while (tracee_->steps() - before < options_.steps) {
+      compare(tracee_->steps() - before);
+      if (!tracee_->step(shadow_)) break;
+    }
+    stepped_ = tracee_->steps() - before;
+    if (tracee_->end().empty()) prove_adopted();
+    report();
+    return comparison_->counts.wrong || comparison_->counts.forms_differ || shadow_.adopted_false ? 1 : 0;
+  }
+
+ private:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+  void to_the_beginning() {
+    if (options_.from == "start") return shadow_.begin(tracee_->stack_end(tracee_->regs().rsp));
+    if (options_.from == "entry") {
+      if (!tracee_->run_to(tracee_->entry(), kLongestStart)) give_up("it did not come to its entry point", 1);
+      return shadow_.begin(tracee_->stack_end(tracee_->regs().rsp));
+    }
+    double seconds = strtod(options_.from.c_str(), nullptr);
+    for (int i = 0; i < kPlacesToAgree; i++, seconds = kToTheNextPlace) {
+      if (!tracee_->run_for(seconds)) give_up(tracee_->end(), 1);
+      for (int k = 0; k < kStepsToAgree; k++) {
+        if (adopt()) return;
+        if (!tracee_->step(shadow_)) give_up(tracee_->end(), 1);
+      }
+    }
+    give_up("libdw and libunwind do not agree on any stack", 1);
+  }
+
+  bool adopt() {
+    constexpr size_t kDeepest = 4000;
+    tracee_->look();
+    Chain a = libdw_->chain(kDeepest), b = libunwind_->chain(kDeepest);
+    if (a.pcs != b.pcs || a.pcs.size() < 2 || a.pcs.size() == kDeepest) return false;
+    if (a.pcs.back() - tracee_->entry() >= kEntryBytes) return false;
+    std::vector<Call> calls;
+    for (size_t i = a.pcs.size(); i-- > 1;) {
+      uint64_t held = 0;
+      if (!tracee_->read_as(Addr(b.sps[i] - 8), &held) || held != a.pcs[i]) return false;
+      calls.push_back({.slot = b.sps[i] - 8, .pc = a.pcs[i], .caller_sp = b.sps[i], .adopted = true});
+    }
+    adopted_ = calls.size();
+    shadow_.begin(tracee_->stack_end(tracee_->regs().rsp), std::move(calls));
+    return true;
+  }
+
+  void compare(uint64_t number) {
+    Truth truth = truth_of(shadow_, tracee_->regs());
+    bool compared = false;
+    bool reliable = comparison_->compare(truth, &compared);
+    if (!compared) return;
+    const size_t limit = truth.chain.size() + 1;
+    const bool sampled = number % options_.peers_every == 0;
+    if (sampled || (!reliable && libdw_counts_.unreliable.asked < kUnreliableToPeers)) {
+      Answer dw = judge(libdw_->chain(limit), truth, *tracee_),
+             unwind = judge(libunwind_->chain(limit), truth, *tracee_);
+      if (sampled) libdw_counts_.sampled.add(dw), libunwind_counts_.sampled.add(unwind);
+      if (sampled) plain_sampled_.add(comparison_->last_plain);
+      if (sampled) sonde_unreliable_sampled_ += !reliable;
+      if (!reliable) libdw_counts_.unreliable.add(dw), libunwind_counts_.unreliable.add(unwind);
+    }
+    const bool gdb_sampled = number % options_.gdb_every == 0;
+    if (gdb_ && (gdb_sampled || (!reliable && gdb_counts_.unreliable.asked < options_.gdb_unreliable))) {
+      Chain chain;
+      if (!gdb_->chain(limit, &chain, &gdb_problem_)) return;
+      Answer answer = judge(chain, truth, *tracee_);
+      if (gdb_sampled) gdb_counts_.sampled.add(answer);
+      if (!reliable) gdb_counts_.unreliable.add(answer);
+    }
+  }
+
+  // Runs on at full speed, to see the calls return that were there before.
+  void prove_adopted() {
+    auto calls = shadow_.calls();
+    std::vector<Call> open(calls.begin(), calls.end());
+    const auto begin = std::chrono::steady_clock::now();
+    auto left = [&] {
+      return options_.return_seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    Shadow ignored;
+    for (size_t i = open.size(); i-- > 0 && left() > 0 && tracee_->end().empty();) {
+      if (!open[i].adopted) continue;
+      while (left() > 0) {
+        if (tracee_->regs().rip == open[i].pc && !tracee_->step(ignored)) return;
+        if (!tracee_->run_to(open[i].pc, left())) break;
+        if (tracee_->regs().rsp < open[i].caller_sp) continue;  // of another call of the same, further in
+        shadow_.adopted_returned += tracee_->regs().rsp == open[i].caller_sp;
+        break;
+      }
+    }
+  }
+
+  void report() {
+    const Counts& c = comparison_->counts;
+    for (const std::string& text : c.first_wrong) fmt::print(stderr, "{}", text);
+    nlohmann::ordered_json out = {
+        {"steps", stepped_},
+        {"states", c.states},
+        {"reliable", c.reliable},
+        {"wrong", c.wrong},
+        {"forms_differ", c.forms_differ},
+        {"unknown", c.unknown},
+        {"unknown_reliable", c.unknown_reliable},
+        {"seconds_to_begin", seconds_to_begin_},
+        {"rewritten", c.rewritten},
+        {"best_effort_right", c.best_effort_right},
+        {"deepest", c.deepest},
+        {"plain", {{"asked", c.states}, {"refused", c.plain_refused}, {"wrong", c.plain_wrong}}},
+        {"plain_bad_where_unreliable", c.plain_bad_where_unreliable}};
+    auto add = [&](const char* name, const Peer& peer) {
+      out[name] = peer.sampled.json();
+      out[name]["at_unreliable"] = peer.unreliable.json();
+    };
+    out["plain_sampled"] = plain_sampled_.json();
+    out["sonde_unreliable_sampled"] = sonde_unreliable_sampled_;
+    add("libdw", libdw_counts_), add("libunwind", libunwind_counts_), add("gdb", gdb_counts_);
+    out["gdb_problem"] = gdb_problem_;
+    out["adopted"] = adopted_, out["adopted_returned"] = shadow_.adopted_returned,
+    out["adopted_false"] = shadow_.adopted_false;
+    out["signals"] = tracee_->signals(), out["ended"] = tracee_->end();
+    out["stack_switches"] = shadow_.stack_switches, out["abandoned"] = shadow_.abandoned;
+    out["reasons"] = c.reasons, out["places"] = c.places, out["wrong_places"] = c.wrong_places;
+    out["seconds"] = seconds();
+    fmt::print("{}\n", out.dump());
+  }
+
+  const Options& options_;
+  const std::chrono::steady_clock::time_point begin_;
+  std::unique_ptr<Tracee> tracee_;
+  std::optional<Walks> walks_;
+  std::optional<Comparison> comparison_;
+  std::optional<Libdw> libdw_;
+  std::optional<Libunwind> libunwind_;
+  std::optional<Gdb> gdb_;
+  Shadow shadow_;
+  Peer libdw_counts_, libunwind_counts_, gdb_counts_;
+  PeerCounts plain_sampled_;
+  uint64_t sonde_unreliable_sampled_ = 0, stepped_ = 0, adopted_ = 0;
+  double seconds_to_begin_ = 0;
+  std::string gdb_problem_;
+};
 
 }  // namespace
 }  // namespace sonde::stepping
 
-int main(int count, char** words) { return sonde::stepping::run(sonde::stepping::parse(count, words)); }
+int main(int count, char** words) {
+  sonde::stepping::Options options = sonde::stepping::parse(count, words);
+  return sonde::stepping::Run(options)();
+}

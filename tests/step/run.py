@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """The proof: real programs single-stepped, and at every instruction sonde's walk held against the truth.
 
-usage: run.py --stepper FILE --work DIR [--steps N] [--urgent] [--from start|entry] [PROGRAM...]
+usage: run.py --stepper FILE --work DIR [--steps N] [--jobs N] [--urgent] [--from start|entry|steady]... [PROGRAM...]
 
-Prints a table, one line for each program and start, and below it where stacks are not reliable. Fails if a stack that is
-called reliable is not the true one, if the ways to walk differ, or if too few stacks are reliable on compiled code. A program
-whose package is not installed is named, with what to install; if none is left the exit status is 77.
+Without --from: where a program does what it is there for, or at its first instruction if it is a short one.
+
+Prints a table, one line for each program and start, and below it where stacks are not reliable and why. Fails if a stack that
+is called reliable is not the true one, if the ways to walk differ, if too few stacks are reliable on compiled code, or if more
+are unreliable elsewhere than the bare rows refuse or get wrong. A program that is not installed is named, with the package that
+has it; if none is left the exit status is 77.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -18,52 +22,177 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-
-# Places where no stack need be reliable, as "reason file:function" (a regular expression): code that no compiler has made.
-# What stands here of crt1.o, crti.o and crtbegin.o is in every program and library: it has no rows.
-START_FILES = r"no-table-row [^:]*:(\.init|\.fini|_init|_fini|frame_dummy|register_tm_clones|deregister_tm_clones|__do_global_dtors_aux)"
+CASES = HERE.parent / "cases"
 
 
 class Program:
-    """`prepare(work)` gives the words of the command and a file for its standard input, or None."""
+    """`prepare(work)` gives the words of the command and a file for its standard input or None.
 
-    def __init__(self, name, prepare, needs, package, by_hand=()):
-        self.name, self.prepare, self.needs, self.package = name, prepare, needs, package
-        self.by_hand = tuple(re.compile(pattern) for pattern in by_hand)
+    `steady`: seconds of processor time after which it does what it is there for; None: it ends too soon for that.
+    `by_hand`: patterns of "reason file:function" where code that no compiler has made is not reliable, each with the reason why.
+    """
+
+    def __init__(self, name, prepare, package, needs=(), steady=0.5, by_hand=()):
+        self.name, self.prepare, self.package, self.needs, self.steady = name, prepare, package, needs, steady
+        self.by_hand = [re.compile(pattern) for pattern, _ in by_hand]
 
     def missing(self):
         return [n for n in self.needs if not shutil.which(n)]
 
 
-def numbers(work):
-    path = work / "numbers"
-    if not path.exists():
-        path.write_text("\n".join(map(str, range(4_000_000))))
+def write(path, text):
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
     return path
 
 
 def gzip(work):
-    return ["/bin/gzip", "-c"], numbers(work)
+    return ["/bin/gzip", "-c"], write(work / "numbers", "\n".join(map(str, range(6_000_000))))
 
 
 def sqlite3(work):
-    script = work / "script.sql"
-    script.write_text("create table t(a integer primary key, b text);\n"
-                      "with recursive n(i) as (select 1 union all select i+1 from n where i < 300000)\n"
-                      "insert into t select i, hex(i * 7919) || 'x' from n;\ncreate index x on t(b);\n"
-                      "select count(*), max(length(b)) from t a join t c on a.b = c.b where c.a % 7 = 3 order by a.b limit 5;\n" * 1)
-    return ["/usr/bin/sqlite3", ":memory:"], script
+    script = """create table t(a integer primary key, b text);
+with recursive n(i) as (select 1 union all select i+1 from n where i < 400000) insert into t select i, hex(i * 7919) || 'x' from n;
+create index x on t(b);
+select count(*), max(length(b)) from t;
+select sum(c.a), group_concat(t.b) from t join t c on t.b = c.b where c.a % 7 = 3 group by t.a % 1000 order by 1 desc limit 5;
+"""
+    return ["/usr/bin/sqlite3", ":memory:"], write(work / "script.sql", script * 3)
 
+
+def python3(work):
+    script = """
+import json, re
+class Node:
+    def __init__(self, n): self.n, self.children = n, []
+    def total(self): return self.n + sum(c.total() for c in self.children)
+def tree(n): 
+    node = Node(n)
+    if n: node.children = [tree(n - 1), tree(n - 1)]
+    return node
+for i in range(10000):
+    text = json.dumps({str(k): [k, k * 1.5, "x" * (k % 7)] for k in range(50)})
+    words = sorted(re.findall(r"[0-9]+", text), key=lambda w: (len(w), w))
+    assert json.loads(text)["3"] == [3, 4.5, "xxx"] and tree(5).total() == 57
+"""
+    return ["/usr/bin/python3", "-S", "-E", write(work / "script.py", script)], None
+
+
+def perl(work):
+    script = """
+my %seen; my $text = join ' ', map { $_ * 7919 } 1 .. 2000;
+sub depth { my $n = shift; return $n ? 1 + depth($n - 1) : 0 }
+for my $round (1 .. 10000) {
+  $seen{$1}++ while $text =~ /(\\d*7\\d+)/g;
+  my @sorted = sort { $seen{$a} <=> $seen{$b} or $a cmp $b } keys %seen;
+  die unless depth(20) == 20 and sprintf('%05.2f', $round / 3);
+}
+"""
+    return ["/usr/bin/perl", write(work / "script.pl", script)], None
+
+
+def speed(*what):
+    return lambda work: (["/usr/bin/openssl", "speed", "-seconds", "3000", "-bytes", "8192", *what], None)
+
+
+def speed_of_exchange(work):
+    return ["/usr/bin/openssl", "speed", "-seconds", "3000", "ecdhx25519"], None
+
+
+def cc1(work):
+    functions = "".join(f"""
+struct s{i} {{ int a, b[{i % 9 + 1}]; double c; }};
+static int f{i}(struct s{i} *p, int n) {{
+  int sum = 0;
+  for (int k = 0; k < n; k++) {{ switch (k % {i % 5 + 3}) {{ case 0: sum += p->b[k % {i % 9 + 1}]; break; case 1: p->c *= 1.5; break;
+    case 2: sum ^= (int)p->c + k; break; default: sum -= p->a * {i}; }} }}
+  return sum;
+}}
+int g{i}(int x) {{ struct s{i} v = {{x, {{x}}, x * 0.5}}; return f{i}(&v, x & 31) + f{i}(&v, {i}); }}
+""" for i in range(3000))
+    compiler = subprocess.run(["gcc", "-print-prog-name=cc1"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    return [compiler, "-quiet", "-O2", write(work / "source.i", functions), "-o", "/dev/null"], None
+
+
+def ffmpeg(work):
+    return ["/usr/bin/ffmpeg", "-nostdin", "-v", "error", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25", "-t", "600", "-c:v",
+            "libx264", "-x264-params", "threads=1:sync-lookahead=0:rc-lookahead=5:sliced-threads=0", "-threads", "1", "-f",
+            "null", "-"], None
+
+
+def luajit(*flags):
+    def prepare(work):
+        script = """
+local function fib(n) if n < 2 then return n end return fib(n - 1) + fib(n - 2) end
+local words = {}
+for round = 1, 1000000 do
+  for i = 1, 200 do words[i] = tostring(i * 7919 % 1000) .. "x" end
+  table.sort(words)
+  local s = table.concat(words, ","):gsub("%d+7", function(w) return "<" .. w .. ">" end)
+  local ok = pcall(function() if fib(12) ~= 144 then error("wrong") end end)
+  local c = coroutine.wrap(function() for i = 1, 20 do coroutine.yield(i * i) end end)
+  for i = 1, 20 do assert(c() == i * i) end
+end
+"""
+        return ["/usr/bin/luajit", *flags, write(work / "script.lua", script)], None
+    return prepare
+
+
+def case(number, program):
+    """A program of tests/cases, built in the work folder."""
+    def prepare(work):
+        source = next(CASES.glob(f"{number}-*"))
+        folder = work / source.name
+        if not (folder / "out" / program).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(source, folder)
+            (folder / "out").mkdir()
+            subprocess.run(["sh", "-e", "build.sh"], cwd=folder, check=True, timeout=300,
+                           env={**os.environ, "PATH": f"{clang_as_clang(work)}:{os.environ['PATH']}"})
+        return [folder / "out" / program], None
+    return prepare
+
+
+def clang_as_clang(work):
+    """The cases call `clang`; Debian's is named by its version."""
+    folder = work / "bin"
+    folder.mkdir(exist_ok=True)
+    for name, versioned in (("clang", "clang-19"), ("ld.lld", "ld.lld-19")):
+        if not (folder / name).exists() and shutil.which(versioned):
+            (folder / name).symlink_to(shutil.which(versioned))
+    return folder
+
+
+INTERPRETER = [(r" luajit:", "one row for the whole interpreter, which is wrong in the functions inside it"),
+               (r"^unknown-code generated code", "what it compiles itself, and what a wrong row leads to")]
 
 PROGRAMS = [
-    Program("gzip", gzip, ["/bin/gzip"], "gzip"),
-    Program("sqlite3", sqlite3, ["/usr/bin/sqlite3"], "sqlite3"),
+    *(Program(f"050 {b}", case("050", b), "gcc, clang-19", ["gcc", "clang-19"], steady=None)
+      for b in ("t_o2", "t_o0", "t_os", "t_fp", "t_clang", "t_realign")),
+    *(Program(f"059 {b}", case("059", b), "gcc, lld-19", ["gcc", "ld.lld-19"], steady=None) for b in ("case", "ibt", "now", "lld")),
+    Program("gzip", gzip, "gzip", ["/bin/gzip"]),
+    Program("sqlite3", sqlite3, "sqlite3", ["/usr/bin/sqlite3"]),
+    Program("python3", python3, "python3", ["/usr/bin/python3"]),
+    Program("perl", perl, "perl", ["/usr/bin/perl"]),
+    Program("cc1", cc1, "gcc", ["gcc"], steady=1),
+    Program("openssl sha512", speed("sha512"), "openssl", ["/usr/bin/openssl"]),
+    Program("openssl aes", speed("-evp", "aes-256-gcm"), "openssl", ["/usr/bin/openssl"],
+            by_hand=[("^no-table-row libcrypto.so.3:", "_aesni_ctr32_ghash_6x has no rows")]),
+    Program("openssl x25519", speed_of_exchange, "openssl", ["/usr/bin/openssl"],
+            by_hand=[("^no-table-row libcrypto.so.3:", "field arithmetic whose row at its return is wrong")]),
+    Program("ffmpeg x264", ffmpeg, "ffmpeg", ["/usr/bin/ffmpeg"], steady=1.5,
+            by_hand=[(r"^no-table-row lib(x264|avcodec|avutil|swscale|swresample)\.so", "assembly without any rows")]),
+    Program("luajit", luajit(), "luajit", ["/usr/bin/luajit"], by_hand=INTERPRETER),
+    Program("luajit -joff", luajit("-joff"), "luajit", ["/usr/bin/luajit"], by_hand=INTERPRETER),
 ]
 
 
 def step(args, program, start):
     command, stdin = program.prepare(args.work)
-    words = [args.stepper, "--steps", args.steps, "--from", start]
+    words = [args.stepper, "--steps", args.steps, "--from", program.steady if start == "steady" else start]
+    if shutil.which("gdb"):
+        words += ["--gdb-script", HERE / "gdb_stacks.py", "--gdb-every", args.gdb_every, "--gdb-unreliable", args.gdb_unreliable]
+    words += ["--return-seconds", args.return_seconds]
     if args.urgent:
         words.append("--urgent")
     if stdin:
@@ -80,26 +209,62 @@ def step(args, program, start):
 
 
 def judge(program, counts):
-    """What is wrong with it, in words; and how many unreliable states are in compiled code."""
+    """What is wrong with it, in words."""
     problems = []
-    compiled = sum(n for place, n in counts["places"].items()
-                   if not re.fullmatch(START_FILES, place) and not any(p.search(place) for p in program.by_hand))
+    unreliable = counts["states"] - counts["reliable"] - counts["wrong"]
+    compiled = sum(n for place, n in counts["places"].items() if not any(p.search(place) for p in program.by_hand))
+    plain = counts["plain"]
     if counts["wrong"]:
         problems.append(f"{counts['wrong']} stacks are called reliable and are not the true ones: {counts['wrong_places']}")
     if counts["forms_differ"]:
         problems.append(f"{counts['forms_differ']} times the ways to walk differ")
+    if counts["adopted_false"]:
+        problems.append(f"{counts['adopted_false']} calls taken from libdw and libunwind did not return as they said")
     if compiled * 10_000 > counts["states"]:
         problems.append(f"{compiled} stacks on compiled code are not reliable")
-    return problems, compiled
+    if unreliable > plain["refused"] + plain["wrong"]:
+        problems.append(f"{unreliable} stacks are not reliable, the bare rows fail at {plain['refused'] + plain['wrong']}")
+    if counts["gdb_problem"]:
+        problems.append(counts["gdb_problem"])
+    return problems
 
 
-HEADER = f"{'program':<22}{'steps':>9}{'compared':>10}{'reliable':>10}{'%':>9}{'wrong':>7}{'unknown':>9}{'s':>6}"
+TITLE = ("| program, start         compared  reliable %  unrel.  wrong  unknown |  bare rows   libdw      libunwind  gdb        | "
+         "unreliable: gdb right |  adopted |    s")
+UNDER = ("|                                                                       refused and wrong, in a million states    |"
+         "                       | returned |")
+
+
+def others(counts, name):
+    c = counts[name]
+    if not c["asked"]:
+        return f"{'-':<10}"
+    return f"{round(c['refused'] * 1e6 / c['asked'])}/{round(c['wrong'] * 1e6 / c['asked'])}".ljust(10)
 
 
 def line(title, c):
-    share = 100 * c["reliable"] / max(1, c["states"])
-    return (f"{title:<22}{c['steps']:>9}{c['states']:>10}{c['reliable']:>10}{share:>9.4f}{c['wrong']:>7}{c['unknown']:>9}"
-            f"{c['seconds']:>6.0f}")
+    unreliable = c["states"] - c["reliable"] - c["wrong"]
+    gdb = c["gdb"]["at_unreliable"]
+    right = f"{gdb['asked'] - gdb['refused'] - gdb['wrong']} of {gdb['asked']}" if gdb["asked"] else "-"
+    return (f"| {title:<21}{c['states']:>10}  {100 * c['reliable'] / max(1, c['states']):>10.4f}{unreliable:>8}{c['wrong']:>7}"
+            f"{c['unknown']:>9} | {others(c, 'plain')} {others(c, 'libdw')} {others(c, 'libunwind')} {others(c, 'gdb')} | {right:>21} | "
+            f"{c['adopted_returned']:>3}/{c['adopted']:<4} | {c['seconds']:>4.0f}")
+
+
+def show(program, start, counts, words):
+    """Prints what came out; True if nothing is wrong with it."""
+    if counts is None:
+        print(f"FAILED {program.name}, {start}: {words}", flush=True)
+        return False
+    print(line(f"{program.name}, {start}", counts), flush=True)
+    problems = judge(program, counts)
+    for place, number in sorted(counts["places"].items(), key=lambda item: -item[1])[:8]:
+        print(f"    {number:>8}  {place}")
+    for problem in problems:
+        print(f"FAILED {program.name}, {start}: {problem}")
+    if problems:
+        print(words, flush=True)
+    return not problems
 
 
 def main():
@@ -107,37 +272,32 @@ def main():
     parser.add_argument("--stepper", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--steps", type=int, default=20000)
+    parser.add_argument("--gdb-every", type=int, default=10000)
+    parser.add_argument("--gdb-unreliable", type=int, default=1000)
+    parser.add_argument("--return-seconds", type=float, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--urgent", action="store_true")
     parser.add_argument("--from", dest="starts", action="append")
     parser.add_argument("programs", nargs="*")
     args = parser.parse_args()
     args.work, args.stepper = args.work.resolve(), args.stepper.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
-    if os.uname().machine != "x86_64":
-        sys.exit("skipped: programs are single-stepped on x86-64 only") or 77
-    begin, failed, seen = time.monotonic(), 0, 0
-    chosen = [p for p in PROGRAMS if not args.programs or p.name in args.programs]
-    print(HEADER, flush=True)
-    for program in chosen:
+    begin, failed, todo = time.monotonic(), 0, []
+    for program in (p for p in PROGRAMS if not args.programs or p.name in args.programs):
         if missing := program.missing():
-            print(f"skipped: {program.name}: {', '.join(missing)} is not there; install the package {program.package}", flush=True)
+            print(f"skipped: {program.name}: no {', '.join(missing)} here; packages: {program.package}", flush=True)
             continue
-        for start in args.starts or ["start", "entry"]:
-            seen += 1
-            counts, words = step(args, program, start)
-            if counts is None:
-                failed += 1
-                print(f"FAILED {program.name}, {start}: {words}", flush=True)
-                continue
-            print(line(f"{program.name}, {start}", counts), flush=True)
-            problems, _ = judge(program, counts)
-            for place, number in sorted(counts["places"].items(), key=lambda item: -item[1])[:12]:
-                print(f"    {number:>8}  {place}")
-            for problem in problems:
-                print(f"FAILED {program.name}, {start}: {problem}")
-            if problems:
-                failed += 1
-                print(words, flush=True)
+        begins = args.starts or ["steady" if program.steady else "entry"]
+        todo += [(program, start) for start in begins if start != "steady" or program.steady]
+        if program.name.startswith(("050", "059")):
+            program.prepare(args.work)  # before anything runs at the same time
+    print(TITLE, UNDER, sep="\n", flush=True)
+    # Each run is two processes that wait for each other: one processor.
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        results = pool.map(lambda item: step(args, *item), todo)
+        for (program, start), (counts, words) in zip(todo, results):
+            failed += not show(program, start, counts, words)
+    seen = len(todo)
     if not seen:
         print("skipped: none of the programs is installed (./dev setup)")
         return 77

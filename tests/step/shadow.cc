@@ -42,6 +42,8 @@ void Shadow::stepped(const Insn& insn, uint64_t pc, uint64_t sp, uint64_t new_pc
   while (dead < calls.size() && calls[calls.size() - 1 - dead].slot < live_from) dead++;
   bool leaves = insn.effect == Effect::call || insn.effect == Effect::ret || insn.effect == Effect::jump_indirect;
   if (!leaves) return void(limbo_ = dead);
+  if (insn.effect == Effect::ret && dead == 1 && calls.back().adopted && calls.back().slot == sp)
+    (new_pc == calls.back().pc ? adopted_returned : adopted_false)++;
   if (dead > 1) abandoned += dead - 1;
   calls.resize(calls.size() - dead);
   limbo_ = 0;

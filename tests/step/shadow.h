@@ -52,6 +52,8 @@ class Shadow {
   std::span<const Call> calls() const { return current_.calls; }  // outermost first
 
   uint64_t stack_switches = 0, abandoned = 0;
+  // Adopted calls that returned to where they were said to, and others that returned elsewhere.
+  uint64_t adopted_returned = 0, adopted_false = 0;
 
  private:
   struct Strand {

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -107,6 +108,7 @@ host::Result<std::unique_ptr<Tracee>> Tracee::launch(const Command& command) {
   std::unique_ptr<Tracee> tracee(new Tracee(pid));
   if (!tracee->wait()) return host::fail(fmt::format("{}: {}", words[0], tracee->end_));
   ptrace(PTRACE_SETOPTIONS, pid, nullptr, PTRACE_O_EXITKILL);
+  tracee->program_ = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid));
   tracee->get_regs();
   tracee->reload();
   return tracee;
@@ -301,6 +303,7 @@ bool Tracee::run_for(double seconds) {
     for (;;) {
       pid_t got = waitpid(pid_, &status_, __WALL | WNOHANG);
       if (got == pid_) break;
+      if (got < 0) return end_ = "lost", false;
       double left = until - processor_time(pid_);
       if (left <= 0 || seconds_since(begin) > 20 * seconds + 60) {
         kill(pid_, SIGSTOP);
@@ -336,6 +339,7 @@ bool Tracee::run_to(uint64_t pc, double seconds) {
     for (;;) {
       pid_t got = waitpid(pid_, &status_, __WALL | WNOHANG);
       if (got == pid_) break;
+      if (got < 0) return end_ = "lost", false;
       if (!out_of_time && seconds_since(begin) > seconds) out_of_time = true, kill(pid_, SIGSTOP);
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

@@ -35,7 +35,8 @@ class Tracee : public host::TargetMemory {
   // How the program ended, in words; "" while it lives.
   const std::string& end() const { return end_; }
 
-  // Of the program itself.
+  // Of the program itself: its file, and where its own code begins.
+  const std::string& program() const { return program_; }
   uint64_t entry() const;
 
   // One instruction; false if the program has ended or replaced itself.
@@ -72,7 +73,7 @@ class Tracee : public host::TargetMemory {
   pid_t pid_;
   int status_ = 0;
   user_regs_struct regs_{};
-  std::string end_;
+  std::string end_, program_;
   std::vector<host::Mapping> mappings_;
   std::unique_ptr<host::ProcessMemory> memory_;
   uint64_t steps_ = 0, signals_ = 0, code_generation_ = 1;

@@ -16,6 +16,7 @@ namespace sonde::stepping {
 // What somebody says of a stack: pcs from the interrupted one outwards.
 struct Chain {
   std::vector<uint64_t> pcs;
+  std::vector<uint64_t> sps;  // of each frame, from who tells
 };
 
 struct Walk {
