@@ -18,6 +18,7 @@
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/progress.h"
 #include "host/image/select.h"
 #include "host/target/exec_watch.h"
 #include "host/target/launch.h"
@@ -162,8 +163,11 @@ class Recording {
 
     // The program stands before its first constructor. Nothing below may leave it half prepared: on an error it is ended.
     program_pid = launched.pid;
+    std::optional<Progress> progress(std::in_place, options_.quiet);
     Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
-      return selection.select(*loaded.image, is_program);
+      auto chosen = selection.select(*loaded.image, is_program);
+      if (progress) progress->add(chosen.size());
+      return chosen;
     };
     TargetOptions target_options{.stacks = options_.stacks,
                                  .sum = options_.sum,
@@ -173,6 +177,7 @@ class Recording {
     try {
       require(target_->install(launched.tracee, session_fd, presence_fd, session_->header()));
       require(target_->update(launched.tracee, selector));
+      progress.reset();
       require_match(selection);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
     } catch (...) {
@@ -350,15 +355,25 @@ class Recording {
     static constexpr const char* kCauses[kDisarmCauses] = {
         "locked itself in with seccomp",
         "set up a signal stack, or one for a coroutine, without room for a trap's signal",
-        "forbade itself the time stamp counter: nothing of it was recorded from then on",
+        "",  // more than the traps, see below
         "asked to be traced (it is a debugger, or made one's child)",
         "loaded a library after a fork, where sonde does not look for its system calls"};
+    auto n_of = [&](unsigned cause) { return session_->header()->disarmed[cause]; };
     for (unsigned cause = 0; cause < kDisarmCauses; cause++)
-      if (uint32_t n = session_->header()->disarmed[cause])
+      if (uint32_t n = n_of(cause); n && *kCauses[cause])
         meta_.notes.push_back(
-            fmt::format("in {} process{} the traps were taken out, and with them the functions that only a trap "
+            fmt::format("in {} the traps were taken out, and with them the functions that only a trap "
                         "fits: the program {}",
-                        n, n == 1 ? "" : "es", kCauses[cause]));
+                        counted(n, "process", "processes"), kCauses[cause]));
+    uint32_t n = n_of(static_cast<unsigned>(DisarmCause::no_ticks));
+    if (n == 0) return;
+    // Beside it the number of lost calls would say too little.
+    meta_.notes.push_back(fmt::format(
+        "{} forbade {} the time stamp counter (strict seccomp, PR_SET_TSC): nothing of {} was recorded from "
+        "then on. Calls of functions with a jump are counted as lost (no state left for the thread), those "
+        "of functions with a trap are not counted: the traps were taken out",
+        counted(n, "process", "processes"), plural(n, "itself", "themselves"), plural(n, "it", "them")));
+    if (!options_.quiet) tell("sonde: note: {}\n", meta_.notes.back());
   }
 
   // Calls without a record: how many there are is known, not which. A thread that ended took with it those that it had
@@ -382,13 +397,15 @@ class Recording {
       of_processes += all - ended;
     }
     if (of_threads)
-      meta_.notes.push_back(
-          fmt::format("{} calls ended with their threads, without a return: they are counted here only", of_threads));
+      meta_.notes.push_back(fmt::format("{} ended with {}, without a return: {} counted here only",
+                                        counted(of_threads, "call"), plural(of_threads, "its thread", "their threads"),
+                                        plural(of_threads, "it is", "they are")));
     if (of_processes)
       meta_.notes.push_back(
-          fmt::format("{} calls were in flight when their process ended (killed, or became another "
-                      "program): they are counted here only",
-                      of_processes));
+          fmt::format("{} in flight when {} process ended (killed, or became another "
+                      "program): {} counted here only",
+                      counted(of_processes, "call was", "calls were"), plural(of_processes, "its", "their"),
+                      plural(of_processes, "it is", "they are")));
   }
 
   void finish(Service& service, int wait_status) {
@@ -409,13 +426,13 @@ class Recording {
     size_t armed = 0, refused = 0;
     for (const TargetSite& site : target_->sites())
       if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;
-    std::string stacks = options_.stacks ? fmt::format(" and {} stacks", recorder_->stacks()) : "";
+    std::string stacks = options_.stacks ? fmt::format(" and {}", counted(recorder_->stacks(), "stack")) : "";
     // Where the file lacks events, "0 lost" would say the opposite.
     std::string losses = writer_->failure().empty() || lost ? fmt::format(", {} lost", lost) : "";
     if (!writer_->failure().empty())
       losses += fmt::format(", {} not written ({})", writer_->unwritten_records(), writer_->failure());
-    tell("sonde: {} calls{} of {} functions ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n", recorder_->calls(),
-         stacks, armed, refused, losses,
+    tell("sonde: {}{} of {} ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n", counted(recorder_->calls(), "call"),
+         stacks, counted(armed, "function"), refused, losses,
          static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
          static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (writer_->regular())

@@ -92,7 +92,7 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     changed = true;
     for (TargetSite& site : sites_) site.gone |= site.image == i;
   }
-  std::vector<Planned> planned;
+  std::vector<std::pair<uint32_t, std::vector<uint32_t>>> chosen;  // by image
   for (LoadedImage& loaded : now) {
     bool known = std::any_of(images_.begin(), images_.end(),
                              [&](const TargetImage& i) { return !i.gone && same_file(i.loaded, loaded); });
@@ -102,10 +102,12 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     find_tables(images_.back());
     changed = true;
     if (loaded.bias == agent_bias_) continue;
-    std::vector<uint32_t> chosen = SONDE_TRY(select(loaded, loaded.image->path() == program_));
-    planned.push_back(SONDE_TRY(plan(tracee, index, std::move(chosen), planned)));
+    chosen.emplace_back(index, SONDE_TRY(select(loaded, loaded.image->path() == program_)));
   }
   if (!changed) return {};  // a library that was loaded already
+  std::vector<Planned> planned;
+  for (auto& [index, functions] : chosen)
+    planned.push_back(SONDE_TRY(plan(tracee, index, std::move(functions), planned)));
   SONDE_TRY_VOID(decide_traps(tracee, planned));
   for (Planned& p : planned) SONDE_TRY_VOID(arm(tracee, p));
   SONDE_TRY_VOID(publish_unwinders(tracee));

@@ -17,6 +17,7 @@
 #include "core/native/ticks.h"
 #include "host/target/presence.h"
 #include "host/target/threads.h"
+#include "host/words.h"
 
 namespace sonde::host {
 
@@ -327,8 +328,9 @@ void Recorder::note_unfinished_record(uint32_t i) {
     info.lost_calls += lost;
     return;
   }
-  note(fmt::format("thread {} ended while it wrote a record: the last {} bytes of its ring are not used",
-                   threads_[rings_[i].thread].info.tid, (load(ring->reserve) & ~kUsualWriter) - load(ring->tail)));
+  note(fmt::format("thread {} ended while it wrote a record: the last {} of its ring are not used",
+                   threads_[rings_[i].thread].info.tid,
+                   counted((load(ring->reserve) & ~kUsualWriter) - load(ring->tail), "byte")));
 }
 
 // Whether the thread that took the ring will write no more. close: also where it was gone before it was seen, for which its process

@@ -42,11 +42,11 @@ C
 
 @test "stacks are counted apart from calls" {
   "$SONDE" record -o trace -s -f leave -- ./left 2>err
-  grep -q '^sonde: 20 calls and 20 stacks of 1 functions (0 refused), 0 lost' err
+  grep -q '^sonde: 20 calls and 20 stacks of 1 function (0 refused), 0 lost' err
   "$SONDE" report trace >out
   grep -q '^20 calls and 20 stacks of [0-9]* threads; the program ended with exit status 0' out
   "$SONDE" record -o trace -f leave -- ./left 2>err
-  grep -q '^sonde: 20 calls of 1 functions' err
+  grep -q '^sonde: 20 calls of 1 function' err
 }
 
 @test "report -f with a name that is not there names what is near and shows nothing" {
@@ -353,4 +353,31 @@ C
   "$SONDE" report --calls trace >out
   [ "$(grep -c '  forks  \[began before the fork\]$' out)" = 5 ]
   [ "$(grep -c '    in_child$' out)" = 5 ]
+}
+
+@test "a program that forbids itself the time stamp counter: both kinds of probes say the same of what is missing" {
+  cat >strict.c <<'C'
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+__attribute__((noinline)) int f(int a) { __asm__ volatile(""); return a + 1; }
+int main(void) {
+  int x = 0;
+  for (int i = 0; i < 1000; i++) x = f(x);
+  prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+  for (int i = 0; i < 3000; i++) x = f(x);
+  syscall(SYS_exit, x == 4000 ? 5 : 6);
+}
+C
+  gcc -O1 strict.c -o strict
+  note='note: 1 process forbade itself the time stamp counter (strict seccomp, PR_SET_TSC): nothing of it was recorded from then on'
+  for options in '-f f' '-f f --force-trap'; do
+    same_as_untraced $options -- ./strict
+    [ "$(calls_of f)" -eq 1000 ]
+    grep -qF "sonde: $note" traced.err.all
+    "$SONDE" report trace | grep -qF "$note"
+  done
+  same_as_untraced -f f -- ./strict
+  "$SONDE" report trace | grep -q '^lost: 3,000 no state left for the thread;'
 }

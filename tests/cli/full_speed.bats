@@ -35,7 +35,7 @@ check_left_out() {
 @test "two threads at full speed: the default loses nothing and says how long it waited" {
   same_as_untraced -f leaf -- ./two
   [ "$(calls_of leaf)" = 10000000 ]
-  grep -q '10000000 calls of 1 functions (0 refused), 0 lost, waited [0-9.]* s' traced.err.all
+  grep -q '10000000 calls of 1 function (0 refused), 0 lost, waited [0-9.]* s' traced.err.all
 }
 
 @test "two threads at full speed: --drop counts every record that it drops" {

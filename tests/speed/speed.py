@@ -77,7 +77,7 @@ class Speed:
         os.unlink(trace)
         parsed = json.loads(report.stdout)
         calls = sum(f["calls"] for f in parsed["functions"] if f["name"] == "leaf")
-        said = re.search(r"(\d+) calls of 1 functions \(0 refused\), (\d+) lost, waited ([\d.]+) s", said)
+        said = re.search(r"(\d+) calls of 1 function \(0 refused\), (\d+) lost, waited ([\d.]+) s", said)
         assert said, "the recorder's last lines do not tell"
         assert int(said[1]) == calls, (said[0], calls)
         made, _ = account(self.account)
