@@ -8,6 +8,7 @@
 #include "host/tables/cache.h"
 #include "host/tables/image_table.h"
 #include "host/tables/refute.h"
+#include "host/words.h"
 
 namespace sonde::cli {
 namespace {
@@ -30,7 +31,8 @@ void print_function(const Image& image, const check::FunctionReport& report, con
     bool wrong = finding.verdict == check::Verdict::wrong;
     if (!wrong && !(finding.verdict == check::Verdict::missing ? options.missing : options.unknown)) continue;
     if (!named)
-      fmt::print("{} ({:#x}, {} bytes)\n", printable(display_name(image, f)), f.range.begin.value, f.range.size());
+      fmt::print("{} ({:#x}, {})\n", printable(display_name(image, f)), f.range.begin.value,
+                 counted(f.range.size(), "byte"));
     named = true;
     std::string what =
         wrong ? fmt::format("wrong: {}", check::describe_wrong(finding.wrong)) : check::describe(finding.verdict);
@@ -65,14 +67,14 @@ void print_text(const Image& image, const check::Report& report, const Options& 
   Totals t = totals_of(report);
   uint64_t all = 0, wrong = count_of(report, check::Verdict::wrong);
   for (uint64_t n : report.counts) all += n;
-  fmt::print("{}: {} instructions of {} functions\n", printable(image.path()), all, t.functions);
+  fmt::print("{}: {} of {}\n", printable(image.path()), counted(all, "instruction"), counted(t.functions, "function"));
   fmt::print("{:>10}  right\n", count_of(report, check::Verdict::right));
-  fmt::print("{:>10}  wrong, in {} functions\n", wrong, t.wrong_functions);
-  fmt::print("{:>10}  missing: no row, in {} functions\n", count_of(report, check::Verdict::missing),
-             t.missing_functions);
+  fmt::print("{:>10}  wrong, in {}\n", wrong, counted(t.wrong_functions, "function"));
+  fmt::print("{:>10}  missing: no row, in {}\n", count_of(report, check::Verdict::missing),
+             counted(t.missing_functions, "function"));
   fmt::print("{:>10}  unknown: neither proven nor refuted\n", count_of(report, check::Verdict::unknown));
-  fmt::print("{:>10}  unreached: no path leads there that could be followed, in {} functions\n",
-             count_of(report, check::Verdict::unreached), t.unreached_functions);
+  fmt::print("{:>10}  unreached: no path leads there that could be followed, in {}\n",
+             count_of(report, check::Verdict::unreached), counted(t.unreached_functions, "function"));
   if (wrong && kept) fmt::print("wrong rows are marked: walks through them will be unreliable\n");
 }
 

@@ -107,9 +107,11 @@ void add_table(CLI::App& dump) {
   auto options = std::make_shared<TableOptions>();
   CLI::App* command =
       dump.add_subcommand("table", "The unwind table that is made from a file's .eh_frame, .debug_frame and .sframe");
-  command->add_option("FILE", options->file, "ELF file")->required();
+  command->add_option("FILE", options->file, "ELF file")->type_name("ELF-FILE")->required();
   auto* stats = command->add_flag("--stats", options->stats, "Counts and sizes instead of rows");
-  command->add_option("--at", options->at, "Only the row in force at this address of the file")->excludes(stats);
+  command->add_option("--at", options->at, "Only the row in force at this address of the file")
+      ->type_name("ADDRESS")
+      ->excludes(stats);
   command->add_flag("--json", options->json, "One JSON object per line");
   command->footer(
       "Examples:\n"

@@ -12,6 +12,7 @@
 #include "host/image/select.h"
 #include "host/plan/plan.h"
 #include "host/plan/trap_safety.h"
+#include "host/words.h"
 
 namespace sonde::cli {
 namespace {
@@ -104,7 +105,7 @@ void print_text(const Image& image, const ImagePlan& plan, const std::string& ob
   }
   Counts counts = count(plan);
   size_t refused = counts.methods[Method::refused], all = plan.sites.size();
-  fmt::print("\n{} of {} functions can be probed ({:.1f} %)\n", all - refused, all,
+  fmt::print("\n{} of {} can be probed ({:.1f} %)\n", all - refused, counted(all, "function"),
              all ? 100.0 * static_cast<double>(all - refused) / static_cast<double>(all) : 0.0);
   for (auto& [method, n] : counts.methods)
     if (method != Method::refused) fmt::print("{:>8}  by {}\n", n, describe(method));

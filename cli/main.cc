@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "host/image/image.h"
 #include "host/image/names.h"
 #include "host/image/near.h"
@@ -59,8 +60,8 @@ std::string say(const CLI::App* app, const CLI::Error& error) {
   std::string command = "sonde";
   for (auto chosen = app->get_subcommands(); !chosen.empty(); chosen = app->get_subcommands())
     app = chosen.front(), command += " " + app->get_name();
-  std::string text = fmt::format("sonde: {}", error.what());
-  if (auto names = command_names(*app); app->get_require_subcommand_min() > 0 && !names.empty())
+  std::string text = fmt::format("sonde: {}", sonde::cli::in_words(*app, command, error));
+  if (auto names = command_names(*app); error.get_name() == "RequiredError" && !names.empty())
     text = fmt::format("sonde: {} wants one of: {}", command, fmt::join(names, ", "));
   return red(text) + fmt::format("\n{} --help says more\n", command);
 }
@@ -87,6 +88,7 @@ int main(int argc, char** argv) {
     sonde::cli::add_stack(app, status);
     sonde::cli::add_check(app, status);
     sonde::cli::add_dump(app, status);
+    sonde::cli::refuse_empty_values(app);
     app.failure_message(say);
     if (names_no_command(app, argc, argv)) return 2;
     app.parse(argc, argv);

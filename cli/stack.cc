@@ -5,9 +5,11 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "core/walk/reason.h"
 #include "host/image/debug_file.h"
 #include "host/target/stack_target.h"
+#include "host/words.h"
 
 namespace sonde::cli {
 namespace {
@@ -118,7 +120,7 @@ void print_text(const StackTarget& target, const StoppedThread& thread, const Sh
   const auto& frames = shown.stack.frames;
   for (size_t i = 0, number = 0; i < frames.size(); i++, number++) {
     if (shown.left_out && i == options.max_frames) {
-      fmt::print("     ... {} frames left out\n", shown.left_out);
+      fmt::print("     ... {} left out\n", counted(shown.left_out, "frame"));
       number += shown.left_out;
     }
     Location where = locate(target, frames[i]);
@@ -207,6 +209,9 @@ void print_header(const StackTarget& target) {
 int run(const Options& options) {
   if ((options.pid != 0) == !options.core.empty())
     throw CommandError{{"give either -p PID or a core file (see sonde stack --help)", 2}};
+  if (options.verbose && !options.pid)
+    throw CommandError{
+        {"-v says how long threads stood still: with -p PID only, threads of a core file do not run", 2}};
   debug_roots().insert(debug_roots().begin(), options.debug_dirs.begin(), options.debug_dirs.end());
   auto target = require(options.pid ? StackTarget::of_process(options.pid)
                                     : StackTarget::of_core(options.core, options.executable));
@@ -232,8 +237,9 @@ int run(const Options& options) {
   }
   for (const std::string& problem : problems) fmt::print(stderr, "sonde: note: {}\n", printable(problem));
   if (options.verbose && options.pid)
-    fmt::print(stderr, "sonde: {} threads; the longest pause of one was {:.1f} us, the median {:.1f} us\n",
-               target.threads().size(), microseconds(target.pauses().back()), microseconds(median(target.pauses())));
+    fmt::print(stderr, "sonde: {}; the longest pause of one was {:.1f} us, the median {:.1f} us\n",
+               counted(target.threads().size(), "thread"), microseconds(target.pauses().back()),
+               microseconds(median(target.pauses())));
   return options.reliable && !all_whole ? 3 : 0;
 }
 
@@ -243,7 +249,8 @@ void add_stack(CLI::App& app, int& status) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("stack", "Print every thread's stack, each frame with its verdict");
   command->add_option("-p,--pid", options->pid, "The process; a thread stands still only while its stack is copied")
-      ->type_name("PID");
+      ->type_name("PID")
+      ->check(whole_number(1, kLargestId));
   command->add_option("core", options->core, "Instead of a process: a core file")->type_name("CORE");
   command
       ->add_option("executable", options->executable,
@@ -256,18 +263,19 @@ void add_stack(CLI::App& app, int& status) {
   command->add_option("--max-frames", options->max_frames, "Cut each stack after so many frames")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::Range(1u, kMostFrames));
+      ->check(whole_number(1, kMostFrames));
   command
       ->add_option("--outermost", options->outermost,
                    "Of a stack that is cut show this many of the outermost frames too")
       ->type_name("N")
-      ->check(CLI::Range(1u, kMostFrames));
+      ->check(whole_number(1, kMostFrames));
   command
       ->add_option("--debug-dir", options->debug_dirs,
                    "Look for debug files, and for a core's programs and libraries, by build id in "
                    "DIR/.build-id/ab/cdef[.debug], before /usr/lib/debug (repeatable)")
       ->allow_extra_args(false)
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(existing_folder());
   command->add_flag("--no-inline", options->no_inline, "No rows for inlined calls");
   command->add_flag("-v,--verbose", options->verbose, "Say how long a thread stood still");
   command->footer(

@@ -10,6 +10,7 @@
 #include "host/plan/plan.h"
 #include "host/report/sums.h"
 #include "host/report/text.h"
+#include "host/words.h"
 
 namespace sonde::host {
 
@@ -20,6 +21,8 @@ constexpr double kDefaultCallCostNs = 30;
 
 // A trap's signal comes on top.
 bool by_trap(const RecordedSite& site) { return site.method == describe(Method::trap); }
+
+std::string counted_text(uint64_t n, const std::string& one) { return format_count(n) + " " + plural(n, one); }
 
 struct Footer {
   uint64_t calls = 0, in_flight = 0, waits = 0, waited_ticks = 0;
@@ -67,7 +70,7 @@ std::string list(const std::map<std::string, uint64_t>& counts, bool complete) {
 std::string losses(const Recording& recording, const Footer& f) {
   if (recording.not_written_why.empty()) return "lost: " + list(f.lost, recording.complete);
   std::string text =
-      fmt::format("not written: {} events ({})", format_count(recording.not_written), recording.not_written_why);
+      fmt::format("not written: {} ({})", counted_text(recording.not_written, "event"), recording.not_written_why);
   return f.lost.empty() ? text : text + "; lost: " + list(f.lost, true);
 }
 
@@ -94,18 +97,18 @@ std::string sums_text(const Recording& recording) {
 
 std::string footer_text(const Recording& recording, const Survey& survey) {
   Footer f = gather(recording, survey);
-  std::string text = fmt::format("\n{} calls", format_count(f.calls));
-  if (survey.stacks) text += fmt::format(" and {} stacks", format_count(survey.stacks));
-  text += fmt::format(" of {} threads", recording.threads.size());
+  std::string text = "\n" + counted_text(f.calls, "call");
+  if (survey.stacks) text += " and " + counted_text(survey.stacks, "stack");
+  text += " of " + counted_text(recording.threads.size(), "thread");
   if (!recording.ended.empty())
     text += fmt::format("; the program {} {}", recording.ended.starts_with("killed") ? "was" : "ended with",
                         recording.ended);
-  text += fmt::format("\n{}; waited for room in a ring: {} ({} times)", losses(recording, f),
-                      format_time(recording.nanoseconds(f.waited_ticks)), format_count(f.waits));
+  text += fmt::format("\n{}; waited for room in a ring: {} ({})", losses(recording, f),
+                      format_time(recording.nanoseconds(f.waited_ticks)), counted_text(f.waits, "time"));
   if (recording.ring_waits)
-    text += fmt::format("; new threads waited for a ring: {} ({} times)",
+    text += fmt::format("; new threads waited for a ring: {} ({})",
                         format_time(recording.nanoseconds(recording.ring_waited_ticks)),
-                        format_count(recording.ring_waits));
+                        counted_text(recording.ring_waits, "time"));
   text += "\n";
   if (recording.summed) text += sums_text(recording);
   if (f.in_flight) text += fmt::format("calls still running at the end: {}\n", format_count(f.in_flight));

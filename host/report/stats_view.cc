@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/base/check.h"
 #include "host/report/calls.h"
 #include "host/report/footer.h"
 #include "host/report/histogram.h"
@@ -104,8 +105,7 @@ Less order_by(const std::string& column) {
 Result<void> print_stats(const Recording& recording, const ViewOptions& options, std::FILE* out) {
   Less less = order_by(options.sort);
   bool by_name = options.sort == "name";
-  if (!less && !by_name)
-    return fail(fmt::format("--sort {}: choose total, self, calls, avg, max or name", options.sort), 2);
+  SONDE_CHECK(less || by_name);
   Survey survey;
   std::vector<FunctionStats> stats;
   if (recording.summed) stats = collect_sums(recording, options), survey = survey_sums(recording);

@@ -23,7 +23,7 @@ class TreePrinter {
     double whole = static_cast<double>(tree_.total(group));
     unsigned deepest = 0;
     walk(tree_.first_root(group), 0, [&](const TreeNode& node, unsigned depth) {
-      if (options_.limit && rows_ >= options_.limit) return false;
+      if (full()) return false;
       rows_++;
       deepest = std::max(deepest, depth);
       std::string indent = indentation(depth);
@@ -48,12 +48,13 @@ class TreePrinter {
     std::vector<Level> levels{{sorted(first)}};
     while (!levels.empty()) {
       Level& level = levels.back();
-      if (level.next == level.nodes.size()) {
+      if (level.next == level.nodes.size() || full()) {
         levels.pop_back();
         if (!levels.empty()) std::fputs("]}", out_);
         continue;
       }
       const TreeNode& n = tree_.node(level.nodes[level.next]);
+      rows_++;
       fmt::print(
           out_,
           "{}{{\"name\":{},\"module\":{},\"calls\":{},\"entries\":{},\"tail_calls\":{},\"total_ns\":{:.0f},\"self_ns\":"
@@ -62,11 +63,13 @@ class TreePrinter {
           level.next++ ? "," : "", json_string(recording_.sites[n.site].name),
           json_string(recording_.sites[n.site].module), n.calls, n.entries, n.tail_calls, ns(n.total), ns(n.self),
           n.kinds[0], n.kinds[1], n.kinds[2], n.kinds[3], n.kinds[4]);
-      levels.push_back({sorted(n.first_child)});
+      bool deepest = options_.depth && levels.size() >= options_.depth;
+      levels.push_back({sorted(deepest ? kNoNode : n.first_child)});
     }
   }
 
  private:
+  bool full() const { return options_.limit && rows_ >= options_.limit; }
   double ns(uint64_t ticks) const { return recording_.nanoseconds(ticks); }
   std::string time(uint64_t ticks) const { return format_time(ns(ticks)); }
 
@@ -84,7 +87,8 @@ class TreePrinter {
   std::vector<uint32_t> sorted(uint32_t first) const {
     std::vector<uint32_t> list;
     for (uint32_t i = first; i != kNoNode; i = tree_.node(i).next_sibling)
-      if (tree_.node(i).counted) list.push_back(i);
+      if (const TreeNode& n = tree_.node(i); n.counted && (!n.calls || ns(n.total) >= options_.min_time_ns))
+        list.push_back(i);
     std::stable_sort(list.begin(), list.end(), [&](uint32_t a, uint32_t b) {
       const TreeNode &x = tree_.node(a), &y = tree_.node(b);
       return x.total != y.total ? x.total > y.total : x.calls + x.entries > y.calls + y.entries;
@@ -105,7 +109,6 @@ class TreePrinter {
       auto [index, at] = stack.back();
       stack.pop_back();
       const TreeNode& node = tree_.node(index);
-      if (node.calls && ns(node.total) < options_.min_time_ns) continue;
       if (!visit(node, at)) return;
       if (!options_.depth || at + 1 < options_.depth) push(node.first_child, at + 1);
     }

@@ -24,14 +24,38 @@ bool matches(const std::string& pattern, const std::string& name) {
 Result<void> check_functions(const Recording& recording, const ViewOptions& options) {
   std::string message;
   for (const std::string& pattern : options.functions) {
-    if (std::ranges::any_of(recording.sites, [&](const RecordedSite& s) { return matches(pattern, s.name); })) continue;
+    // The engine's own sites and refused functions have none.
+    auto probed = [](const RecordedSite& s) { return !s.method.empty(); };
+    if (std::ranges::any_of(recording.sites, [&](auto& s) { return probed(s) && matches(pattern, s.name); })) continue;
+    if (!message.empty()) message += ". ";
+    auto refused = std::ranges::find_if(recording.refused, [&](auto& r) { return matches(pattern, r.name); });
+    if (refused != recording.refused.end()) {
+      message += fmt::format("'{}' was not probed in {}: {}", pattern, recording.path, refused->reason);
+      continue;
+    }
     std::vector<std::string> names;
-    for (const RecordedSite& s : recording.sites) names.push_back(without_parameters(s.name));
-    message += fmt::format("{}no function in {} matches '{}'{}", message.empty() ? "" : ". ", recording.path, pattern,
-                           nearest_text(nearest(pattern, names)));
+    for (const RecordedSite& s : recording.sites)
+      if (probed(s)) names.push_back(without_parameters(s.name));
+    message +=
+        fmt::format("no function in {} matches '{}'{}", recording.path, pattern, nearest_text(nearest(pattern, names)));
   }
   if (!message.empty()) return fail(printable(message), 2);
   return {};
+}
+
+Result<void> check_thread(const Recording& recording, const ViewOptions& options) {
+  constexpr size_t kNamed = 12;
+  if (!options.tid) return {};
+  std::string there;
+  size_t n = recording.threads.size();
+  for (size_t t = 0; t < n; t++) {
+    if (recording.threads[t].tid == *options.tid) return {};
+    if (t < kNamed) there += fmt::format("{}{}", t ? ", " : "", recording.threads[t].tid);
+  }
+  if (n > kNamed) there += fmt::format(" and {} more", n - kNamed);
+  return fail(fmt::format("no thread {} in {}; there {}", *options.tid, printable(recording.path),
+                          n == 0 ? "is none" : fmt::format("{} {}", n == 1 ? "is" : "are", there)),
+              2);
 }
 
 EntryOrder::Accept accept_for(const Recording& recording, const ViewOptions& options) {

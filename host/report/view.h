@@ -30,8 +30,10 @@ Result<void> print_stats(const Recording& recording, const ViewOptions& options,
 Result<void> print_calls(const Recording& recording, const ViewOptions& options, std::FILE* out);
 Result<void> print_folded(const Recording& recording, const ViewOptions& options, std::FILE* out);
 
-// A function pattern that is no probed function's is a mistake; the error (exit status 2) names what is near.
+// A function pattern that is no probed function's, a thread that there was not: a mistake; the error (exit status 2) names
+// what is near, or there.
 Result<void> check_functions(const Recording& recording, const ViewOptions& options);
+Result<void> check_thread(const Recording& recording, const ViewOptions& options);
 // Which records a view wants.
 EntryOrder::Accept accept_for(const Recording& recording, const ViewOptions& options);
 // A site's name as a view shows it, at most `width` columns.

@@ -99,7 +99,7 @@ lost_of() {
     same_as_untraced -f one -- ./few 10000 $at_once
     [ "$(calls_of one)" -eq 10000 ]
     [ "$(lost_of)" -eq 0 ]
-    grep -q '10000 calls of 1 functions (0 refused), 0 lost' traced.err.all
+    grep -q '10000 calls of 1 function (0 refused), 0 lost' traced.err.all
   done
   "$SONDE" report trace >out
   grep -q 'new threads waited for a ring: .* ([1-9][0-9]* times)' out
@@ -225,7 +225,7 @@ C
     for f in f1 f2 f3 f4 f5; do [ "$(calls_of $f)" -eq 600000 ]; done
     [ "$(lost_of)" -eq 0 ]
     "$SONDE" report trace >out
-    grep -q '^3,000,000 calls of 1 threads' out
+    grep -q '^3,000,000 calls of 1 thread' out
     [ "$(grep -c '^note:' out)" = 0 ]
   done
 }

@@ -50,7 +50,7 @@ CODE
   [[ "${lines[1]}" == "  +0x1 "*"mov \$0x22, %eax  -- wrong: cfa" ]]
   [[ "${lines[2]}" == "      row   cfa=rsp+8 ra=[cfa-8]" ]]
   [[ "${lines[3]}" == "      code  cfa=rsp+16 ra=[cfa-8]" ]]
-  [[ "$output" == *" 3  wrong, in 1 functions"* ]]
+  [[ "$output" == *" 3  wrong, in 1 function"* ]]
   [[ "$output" == *"marked"* ]]
   [ -z "$stderr" ]
 }

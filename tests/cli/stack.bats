@@ -443,7 +443,7 @@ C
 @test "-v says how long a thread stood still" {
   sleeper
   run --separate-stderr -0 "$SONDE" stack -v -p "$target"
-  [[ "$stderr" =~ ^sonde:\ 1\ threads\;\ the\ longest\ pause\ of\ one\ was\ [0-9.]+\ us,\ the\ median\ [0-9.]+\ us$ ]]
+  [[ "$stderr" =~ ^sonde:\ 1\ thread\;\ the\ longest\ pause\ of\ one\ was\ [0-9.]+\ us,\ the\ median\ [0-9.]+\ us$ ]]
 }
 
 @test "help has examples" {
