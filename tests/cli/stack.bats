@@ -257,7 +257,7 @@ C
     run -1 "$SONDE" stack -p "$kernel"
     [[ "$output" == "sonde: process $kernel ("*") is a thread of the kernel: it has no stack of a program" ]]
   fi
-  bash -c 'sleep 0 & exec sleep 30' 3>&- &
+  bash -c 'sleep 1 & exec sleep 30' 3>&- &  # ends when bash, which would reap it, is no more
   parent=$!
   until zombie=$(pgrep -P $parent -r Z) && [ -n "$zombie" ]; do kill -0 $parent; done
   run -1 "$SONDE" stack -p "$zombie"
