@@ -228,6 +228,14 @@ TEST_CASE_TEMPLATE("walk: behind clone's system call the result tells parent and
     w.start.regs.forget(Code<Isa>::kSystemResult);
     CHECK(w.walk(&cache).reasons()[0] == Reason::special_code);
   }
+  // glibc's clone has no row there, but ends in a return.
+  w.rows[kWork] = World<Isa>::gap();
+  for (uint64_t result : {0, 4711}) {
+    w.start.regs.set(Code<Isa>::kSystemResult, result);
+    if (result && !w.kX86) CHECK(w.walk(&cache).reasons()[0] == Reason::special_code);
+    else CHECK(w.walk(&cache).pcs() == (result ? Pcs{kWork, w.in_main, w.in_start} : Pcs{kWork}));
+    CHECK(w.walk(&cache).result.whole() == (!result || w.kX86));
+  }
   w.start.regs.set(Code<Isa>::kSystemResult, 4711);
   w.start.pc_is_return = true;
   w.call_site(kWork + 8), w.at(kWork + 8, w.kWorkSp);

@@ -82,8 +82,8 @@ class Places {
     Place place = look_up(code);
     if (code.is_return) {
       check_call_before(place);
-    } else if (place.kind == Place::Kind::row && !in_detour) {
-      check_leaving_insn(place, regs.sp());
+    } else if (!in_detour) {
+      if (place.kind == Place::Kind::row) check_leaving_insn(place, regs.sp());
       if (place.cloned) apply_clone_return(place, regs);
     }
     if (cache_ && !in_detour) to_cache(code, place, !unknown);
@@ -156,9 +156,7 @@ class Places {
       case SpecialKind::signal_return: return place.kind = Kind::signal_return, place.code.is_return = false, true;
       case SpecialKind::plt: return !place.row && apply_plt(place);
       case SpecialKind::entry_trampoline: return place.engine_entry = true, false;
-      case SpecialKind::clone_return:
-        place.cloned = true, place.reason = Reason::special_code;
-        return place.code.is_return;
+      case SpecialKind::clone_return: return place.cloned = true, place.reason = Reason::special_code, true;
       case SpecialKind::trap_handler: return place.trap_handler = true, false;
       case SpecialKind::bare: return !place.row && apply_bare(kPushedRows<Isa>[0], place);
       case SpecialKind::bare_word: return !place.row && apply_bare(kPushedRows<Isa>[1], place);
@@ -172,12 +170,18 @@ class Places {
     return false;
   }
 
-  // Behind clone's system call both go the same way: the parent by its rows, the child on an empty stack. Its result, which
-  // nothing changes until they part, tells which of them stands here.
+  // Behind clone's system call both go the same way: the child on an empty stack, the parent as the row says, or without one
+  // to the return instruction that ends this code (host/tables/specials.cc). The call's result, which nothing changes until
+  // they part, tells which of them stands here.
   static void apply_clone_return(Place& place, const RegSet<Isa>& regs) {
-    if (place.reason != Reason::special_code || !regs.has(Code<Isa>::kSystemResult)) return;
+    if (!regs.has(Code<Isa>::kSystemResult)) return;
+    const bool child = !regs.get(Code<Isa>::kSystemResult), described = place.row && !place.row->flags;
+    if (!child && !described && !Code<Isa>::kKeyIsSlot) return;
     place.reason = Reason::reliable, place.of_this_stack = true;
-    if (!regs.get(Code<Isa>::kSystemResult)) place.kind = Kind::outermost;
+    place.kind = child ? Kind::outermost : Kind::row;
+    if (child) return;
+    if (!described) place.row = &kPushedRows<Isa>[0], place.image = nullptr;
+    place.simple = is_simple(*place.row);
   }
 
   // Linkers that describe no PLT (lld): a stub's own instructions say what it has pushed. Execution stands in one or it

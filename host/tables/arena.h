@@ -48,7 +48,8 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input);
 //   lazy_resolver  _dl_runtime_resolve*, in the dynamic linker
 //   plt            sections of linkage stubs
 //   vdso           its whole code
-//   bare...        what every file has from crti.o and crtbegin.o (host/tables/start_files.h)
+//   unreliable     where swapcontext has loaded the new sp and no pc yet; where a throw has written over return addresses
+//   bare...        their system call; what every file has from crti.o and crtbegin.o (host/tables/start_files.h)
 std::vector<ArenaSpecial> find_specials(const LoadedImage& loaded, const Table* table);
 
 }  // namespace sonde::host

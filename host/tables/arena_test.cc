@@ -9,14 +9,15 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
 #include "core/walk/arena_view.h"
 #include "include/sonde/special.h"
 
-extern "C" const char test_special_first, test_special_second, test_special_third, test_special_fourth, test_special_fifth,
-    test_special_data;
+extern "C" const char test_special_first, test_special_second, test_special_third, test_special_fourth,
+    test_special_fifth, test_special_data;
 asm(R"(
   .pushsection .text
   test_special_first: nop; nop; nop
@@ -132,9 +133,13 @@ TEST_CASE("arena: detours keep their steps, earlier specials win") {
   CHECK(steps[detours[0].first_step].offset == 3);
 
   auto specials = part<SpecialEntry>(*arena, head(*arena).specials_offset, head(*arena).special_count);
-  struct Expected { uint64_t begin, end; SpecialKind kind; } expected[] = {
-      {0x100, 0x120, SpecialKind::plt}, {0x120, 0x140, SpecialKind::return_trampoline},
-      {0x140, 0x200, SpecialKind::plt}, {0x200, 0x210, SpecialKind::vdso}};
+  struct Expected {
+    uint64_t begin, end;
+    SpecialKind kind;
+  } expected[] = {{0x100, 0x120, SpecialKind::plt},
+                  {0x120, 0x140, SpecialKind::return_trampoline},
+                  {0x140, 0x200, SpecialKind::plt},
+                  {0x200, 0x210, SpecialKind::vdso}};
   REQUIRE(specials.size() == std::size(expected));
   for (size_t i = 0; i < specials.size(); i++) {
     CHECK(specials[i].begin == expected[i].begin);
@@ -151,7 +156,12 @@ TEST_CASE("arena: detours keep their steps, earlier specials win") {
 }
 
 TEST_CASE("specials: the restorer that libc registered with the kernel") {
-  struct KernelSigaction { void* handler; unsigned long flags; void* restorer; uint64_t mask; } action{};
+  struct KernelSigaction {
+    void* handler;
+    unsigned long flags;
+    void* restorer;
+    uint64_t mask;
+  } action{};
   struct sigaction old, mine{};
   mine.sa_handler = [](int) {};
   REQUIRE(sigaction(SIGUSR2, &mine, &old) == 0);
@@ -196,6 +206,9 @@ TEST_CASE("specials: entry point, linker start, vDSO, linkage stubs") {
   size_t shared_by_child = 0;
   for (const ArenaSpecial& special : specials) shared_by_child += special.kind == SpecialKind::clone_return;
   CHECK(shared_by_child == 2);  // clone, clone3
+  for (const ArenaSpecial& special : specials)
+    if (special.kind == SpecialKind::clone_return)
+      CHECK(is_special(specials, SpecialKind::bare, special.range.begin - 2));
 }
 
 TEST_CASE("specials: what a program declares") {
@@ -263,6 +276,21 @@ TEST_CASE("specials: an image's index finds what a linear search finds (S21)") {
   }
   CHECK(hits > 2000);
   CHECK(missed > 2000);
+}
+
+TEST_CASE("specials: swapcontext between the new stack pointer and its pc") {
+  auto* begin = static_cast<const uint8_t*>(dlsym(RTLD_NEXT, "swapcontext"));
+  auto specials = specials_of(loaded_for(begin));
+  auto find = [&](std::initializer_list<uint8_t> bytes) {
+    auto hit = std::search(begin, begin + 512, bytes.begin(), bytes.end());
+    REQUIRE(hit != begin + 512);
+    return Addr(reinterpret_cast<uint64_t>(hit));
+  };
+  Addr load = find({0x48, 0x8b, 0xa2, 0xa0, 0, 0, 0}), push = find({0x48, 0x8b, 0x8a, 0xa8, 0, 0, 0, 0x51}) + 7;
+  CHECK(!is_special(specials, SpecialKind::unreliable, load));
+  CHECK(is_special(specials, SpecialKind::unreliable, load + 7));
+  CHECK(is_special(specials, SpecialKind::unreliable, push));
+  CHECK(!is_special(specials, SpecialKind::unreliable, push + 1));
 }
 
 uint64_t returns_to;

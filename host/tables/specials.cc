@@ -28,6 +28,8 @@ class Finder {
     add_clone_returns();
     add_resolver();
     add_start_files();
+    add_context_loads();
+    add_unwound_returns();
     for (const Section& section : image_.sections())
       if (section.addr && (section.name == ".plt" || section.name.starts_with(".plt.") || section.name == ".iplt"))
         add({section.addr, section.addr + static_cast<int64_t>(section.size)}, SpecialKind::plt);
@@ -52,7 +54,8 @@ class Finder {
       std::memcpy(words, bytes.data() + at, sizeof words);
       ImageAddr here = section->addr + static_cast<int64_t>(at);
       ImageRange range{here + words[0], here + 4 + words[1]};
-      if (range.begin < range.end && is_code(range.begin) && is_code(range.end - 1)) add(range, declared_kind(words[2]));
+      if (range.begin < range.end && is_code(range.begin) && is_code(range.end - 1))
+        add(range, declared_kind(words[2]));
     }
   }
   static SpecialKind declared_kind(int32_t kind) {
@@ -70,10 +73,8 @@ class Finder {
     auto add_one = [&](ImageAddr begin, std::span<const uint8_t> code) {
       add({begin, begin + static_cast<int64_t>(code.size())}, SpecialKind::signal_return);
     };
-    if (x86_)
-      search(kX86, [&](ImageAddr at, auto) { add_one(at, kX86); });
-    else
-      search(kAarch64, [&](ImageAddr at, auto) { add_one(at, kAarch64); });
+    if (x86_) search(kX86, [&](ImageAddr at, auto) { add_one(at, kX86); });
+    else search(kAarch64, [&](ImageAddr at, auto) { add_one(at, kAarch64); });
   }
 
   // glibc's __start_context, where a function started by makecontext returns to: mov %rbx,%rsp; mov (%rsp),%rdi;
@@ -95,11 +96,11 @@ class Finder {
     static constexpr uint8_t kTest[] = {0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c};
     if (!x86_) return;
     search(kTest, [&](ImageAddr at, std::span<const uint8_t> code) {
-      if (code.size() < 10 || code[7] != 0x74) return;
+      if (code.size() < 10 || code[7] != 0x74 || code[9] != 0xc3) return;
       ImageAddr child = at + 9 + code[8];
       const Row* row = table_ ? table_->lookup(child) : nullptr;
       if (row && row->ra_kind == ValueKind::undefined && !(row->flags & kRowInexpressible) && child < at + 32)
-        add({at + 2, child}, SpecialKind::clone_return);
+        add({at + 2, child}, SpecialKind::clone_return), add({at, at + 2}, SpecialKind::bare);
     });
   }
 
@@ -114,7 +115,49 @@ class Finder {
         add_all(section.addr, find_init(image_.bytes(section)));
     for (const Segment& segment : image_.segments())
       if (segment.executable)
-        add_all(segment.range.begin, find_crtbegin(code_at(segment.range.begin, static_cast<int64_t>(segment.file_size))));
+        add_all(segment.range.begin,
+                find_crtbegin(code_at(segment.range.begin, static_cast<int64_t>(segment.file_size))));
+  }
+
+  // setcontext and swapcontext: from where sp is the new context's to where its pc is pushed, rows say that a return address
+  // lies on top of the stack, where there is none: mov 0xa0(%rdx),%rsp; ...; mov 0xa8(%rdx),%rcx; push %rcx.
+  void add_context_loads() {
+    static constexpr uint8_t kLoadSp[] = {0x48, 0x8b, 0xa2, 0xa0, 0, 0, 0};
+    static constexpr uint8_t kPushPc[] = {0x48, 0x8b, 0x8a, 0xa8, 0, 0, 0, 0x51};
+    if (!x86_) return;
+    search(kLoadSp, [&](ImageAddr at, std::span<const uint8_t> code) {
+      code = code.first(std::min<size_t>(code.size(), 96));
+      auto push = std::ranges::search(code, kPushPc);
+      if (!push.empty())
+        add({at + static_cast<int64_t>(sizeof kLoadSp), at + (push.end() - code.begin())}, SpecialKind::unreliable);
+    });
+  }
+
+  // libgcc's functions that throw: one call (of uw_install_context_1) writes the landing pad over their own return address,
+  // another (of _Unwind_DebugHook) follows, then sp is moved as well: mov %rcx,%rsp. In between their row leads to the landing
+  // pad, as if it had called, with a stack pointer that it never has.
+  void add_unwound_returns() {
+    static constexpr uint8_t kMove[] = {0x48, 0x89, 0xcc};
+    constexpr int64_t kFurthest = 192;
+    if (!x86_ || !table_) return;
+    search(kMove, [&](ImageAddr at, std::span<const uint8_t> code) {
+      const Row* row = table_->lookup(at);
+      if (!row || row->cfa_kind != CfaKind::reg_offset || row->cfa_reg != X86_64::rcx || code.size() < 8) return;
+      auto before = code_at(at - kFurthest, kFurthest);
+      int calls = 0;
+      for (size_t i = before.size(); i-- > 0 && before.size() == static_cast<size_t>(kFurthest);)
+        if (calls_nearby(before, i) && ++calls == 2)
+          return add({at - kFurthest + static_cast<int64_t>(i) + 1, at + static_cast<int64_t>(sizeof kMove + 3)},
+                     SpecialKind::unreliable);
+    });
+  }
+
+  static bool calls_nearby(std::span<const uint8_t> code, size_t at) {
+    constexpr int32_t kNearby = 1 << 20;
+    int32_t distance;
+    if (code[at] != 0xe8 || at + 5 > code.size()) return false;
+    std::memcpy(&distance, code.data() + at + 1, sizeof distance);
+    return -kNearby < distance && distance < kNearby;
   }
 
   // Calls found(address, code from there on) for each place of `pattern` in executable code.
@@ -122,7 +165,8 @@ class Finder {
   void search(std::span<const uint8_t> pattern, Found&& found) {
     for (const Segment& segment : image_.segments()) {
       if (!segment.executable) continue;
-      auto bytes = image_.bytes(ImageRange{segment.range.begin, segment.range.begin + static_cast<int64_t>(segment.file_size)});
+      auto bytes =
+          image_.bytes(ImageRange{segment.range.begin, segment.range.begin + static_cast<int64_t>(segment.file_size)});
       auto rest = bytes;
       while (const void* hit = memmem(rest.data(), rest.size(), pattern.data(), pattern.size())) {
         auto offset = static_cast<const uint8_t*>(hit) - bytes.data();
@@ -166,7 +210,8 @@ class Finder {
   ImageAddr end_of_linker_start(ImageAddr entry) const {
     auto code = x86_ ? code_at(entry, 128) : std::span<const uint8_t>();
     auto has = [&](size_t at, std::initializer_list<uint8_t> bytes) {
-      return at + bytes.size() <= code.size() && std::equal(bytes.begin(), bytes.end(), code.begin() + static_cast<long>(at));
+      return at + bytes.size() <= code.size() &&
+             std::equal(bytes.begin(), bytes.end(), code.begin() + static_cast<long>(at));
     };
     if (!has(0, {0x48, 0x89, 0xe7, 0xe8}) || !has(8, {0x49, 0x89, 0xc4})) return entry;
     for (size_t i = 11; i < code.size(); i++)
