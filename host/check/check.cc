@@ -31,12 +31,37 @@ class Checker {
           if (Part* to = code_.part_at(pad))
             if (Op* target = to->find(pad)) target->leader = true;
     for (Part& part : code_.parts())
-      if (part.entry) merge(part, follow(code_, part, table_, pads_));
+      if (part.entry) merge(part, follow(code_, part, table_, pads_, part.begin));
+    for (uint64_t entry : code_.inner_entries()) {
+      Part& part = *code_.part_at(entry);
+      if (begins_with_a_frame(part)) merge_inner(follow(code_, part, table_, pads_, entry));
+    }
     for (Part& part : code_.parts()) add_report(part);
     return std::move(report_);
   }
 
  private:
+  // Its first row is not one of a function that was just called: a cold part, or several functions under one row.
+  bool begins_with_a_frame(const Part& part) const {
+    const Row* row = table_.lookup(ImageAddr(part.begin));
+    return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp && row->cfa_offset > 8 &&
+           row->ra_kind == ValueKind::at_cfa && row->ra_offset == -8;
+  }
+
+  // Of code that another function lies around only the frame is judged: what it keeps of the registers nobody says.
+  void merge_inner(FunctionFlow flow) {
+    for (auto& [pc, seen] : flow.seen) {
+      seen.judgement.wrong &= kWrongCfa | kWrongReturn;
+      if (seen.judgement.verdict == Verdict::wrong && !seen.judgement.wrong) seen.judgement.verdict = Verdict::unknown;
+      keep(pc, std::move(seen));
+    }
+  }
+
+  void keep(uint64_t pc, Seen seen) {
+    auto [it, fresh] = seen_.try_emplace(pc, seen);
+    if (!fresh && it->second.judgement.verdict < seen.judgement.verdict) it->second = std::move(seen);
+  }
+
   // An instruction that several functions lead to has the worst of their answers.
   void merge(const Part& part, FunctionFlow flow) {
     clobbered_[part.function] = flow.clobbered;
@@ -44,8 +69,7 @@ class Checker {
       // What is exported keeps to the calling convention.
       if (!image_.functions()[part.function].global) seen.judgement.wrong &= static_cast<uint8_t>(~flow.clobbered);
       if (seen.judgement.verdict == Verdict::wrong && !seen.judgement.wrong) seen.judgement.verdict = Verdict::unknown;
-      auto [it, fresh] = seen_.try_emplace(pc, seen);
-      if (!fresh && it->second.judgement.verdict < seen.judgement.verdict) it->second = std::move(seen);
+      keep(pc, std::move(seen));
     }
   }
 

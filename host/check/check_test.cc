@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "host/check/proven_table.h"
 #include "host/check/testing.h"
 #include "host/tables/cache.h"
 #include "host/tables/refute.h"
@@ -51,6 +52,68 @@ TEST_CASE("check: tables that say what the code does") {
       "mov (%rsp),%rax; pop %rcx; .cfi_def_cfa_offset 0; .cfi_register 16,2; push %rcx; .cfi_def_cfa_offset 8; "
       ".cfi_offset 16,-8; ret");
   all_right("mov $-4096,%rax; add %rax,%rsp; .cfi_def_cfa_offset 4104; sub %rax,%rsp; .cfi_def_cfa_offset 8; ret");
+}
+
+TEST_CASE("check: functions that calls enter in the midst of another are judged, where its first row claims a frame") {
+  // As in an interpreter: one row for `f`, whose code others jump to with the frame made, except where they call.
+  auto source = [](const char* first_row) {
+    return function(std::string(first_row) + R"(
+      mov %rdi, %rax
+      jmp *(%rsi)
+    inner: push %rbx
+      push %rbp
+      sub $24, %rsp
+      mov %rdi, %rbx
+      call small
+      add $24, %rsp
+      pop %rbp
+      pop %rbx
+      ret
+    small: mov %rdi, %rax
+      ret
+    )") + ".text\n.globl g\n.type g, @function\ng:\n.cfi_startproc\nsub $8,%rsp\n.cfi_def_cfa_offset 16\ncall inner\n"
+          "add $8,%rsp\n.cfi_def_cfa_offset 8\nret\n.cfi_endproc\n.size g, . - g\n";
+  };
+  Built built(source(".cfi_def_cfa_offset 48; .cfi_offset 3,-16; .cfi_offset 6,-24;"), ".S", "gcc -nostdlib -shared");
+  Checked c(built.path());
+  // Right are only the three instructions that stand inside the frame; f's own two would be right for nobody who calls it.
+  CHECK(c.wrong("f") == "0 cfa\n3 cfa\n5 cfa\n6 cfa\n7 cfa\n23 cfa\n24 cfa\n25 cfa\n26 cfa\n29 cfa\n");
+  CHECK(c.wrong("g") == "");
+  CHECK(contradicts_a_prologue(*c.image, c.table()));
+  // The rows that are left say nothing of a prologue any more, so a second look finds nothing.
+  auto marked = mark_refuted(c.table(), c.report.refuted());
+  REQUIRE(marked);
+  CHECK(!contradicts_a_prologue(*c.image, Table::at(marked->data())));
+
+  // A function that begins as one that was called is judged as a whole.
+  Built usual(source(""), ".S", "gcc -nostdlib -shared");
+  Checked u(usual.path());
+  CHECK(u.wrong("f") == "");
+  CHECK(!contradicts_a_prologue(*u.image, u.table()));
+}
+
+TEST_CASE("check: a file whose rows contradict a prologue is checked before its table is used, once") {
+  Built built(function(".cfi_def_cfa_offset 48; jmp *%rax; inner: push %rbx; push %rbp; sub $24,%rsp; jmp *%rsi; "
+                       ".cfi_endproc; .globl h; .type h,@function; h: .cfi_startproc; jmp *%rdi; call inner; ret"),
+              ".S", "gcc -nostdlib -shared -Wl,--build-id");
+  auto image = Image::open(built.path());
+  REQUIRE(image);
+  Built folder("", ".c", "true");  // for its folder
+  auto refuted = [&](const SharedTable& table) {
+    size_t bytes = 0;
+    table->table().for_each([&](ImageAddr begin, ImageAddr end, const Row* row) {
+      if (row && row->flags & kRowRefuted) bytes += static_cast<size_t>(end - begin);
+    });
+    return bytes;
+  };
+  std::string cache = std::filesystem::path(folder.path()).parent_path() / "cache";
+  std::filesystem::create_directory(cache);
+  auto first = load_proven_table(**image, cache), second = load_proven_table(**image, cache),
+       without = load_proven_table(**image, "");
+  REQUIRE((first && second && without));
+  CHECK(!(*first)->from_cache());
+  CHECK((*second)->from_cache());
+  for (auto& table : {*first, *second, *without}) CHECK(refuted(table) == 8);  // f's jump; push, push, sub
 }
 
 TEST_CASE("check: jump tables are followed") {

@@ -35,7 +35,13 @@ Code::Code(const Image& image) : image_(image) {
     for (const Op& op : part.ops)
       if (is_direct(op.flow) || op.target)
         if (Part* to = part_at(op.target))
-          if (Op* target = to->find(op.target)) target->leader |= op.flow != Flow::call;
+          if (Op* target = to->find(op.target)) {
+            target->leader |= op.flow != Flow::call;
+            if (op.flow == Flow::call && op.target != to->begin && op.target != op.next())
+              inner_entries_.push_back(op.target);
+          }
+  std::ranges::sort(inner_entries_);
+  inner_entries_.erase(std::unique(inner_entries_.begin(), inner_entries_.end()), inner_entries_.end());
 }
 
 // Cold parts may begin like a function: with a filler, so that no landing pad lies at offset 0.

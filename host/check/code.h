@@ -23,6 +23,8 @@ class Code {
   explicit Code(const Image& image);
 
   std::vector<Part>& parts() { return parts_; }
+  // Instructions inside parts that direct calls enter, ascending: as in an interpreter that is one function for its table.
+  const std::vector<uint64_t>& inner_entries() const { return inner_entries_; }
   // The part that holds pc, or null.
   Part* part_at(uint64_t pc);
   std::span<const uint8_t> bytes(uint64_t from) const;  // to the end of its segment; empty outside
@@ -38,6 +40,7 @@ class Code {
 
   const Image& image_;
   std::vector<Part> parts_;  // sorted
+  std::vector<uint64_t> inner_entries_;
   std::vector<uint64_t> referred_;  // addresses of data that the code names; sorted
 };
 

@@ -21,8 +21,8 @@ struct Block {
 
 class Analysis {
  public:
-  Analysis(Code& code, Part& part, const Table& table, const LandingPads& pads)
-      : code_(code), own_(part), table_(table), pads_(pads) {}
+  Analysis(Code& code, Part& part, const Table& table, const LandingPads& pads, uint64_t begin)
+      : code_(code), own_(part), begin_(begin), table_(table), pads_(pads) {}
 
   FunctionFlow run() {
     for (unsigned round = 0; again_ && round < kMaxRounds; round++) settle();
@@ -44,7 +44,7 @@ class Analysis {
     again_ = false;
     blocks_.clear();
     work_.clear();
-    arrive(own_.begin, entered_by_return() ? State::at_return() : State::at_entry(), 0);
+    arrive(begin_, entered_by_return() ? State::at_return() : State::at_entry(), 0);
     while (!work_.empty() && !out_.gave_up) {
       uint64_t pc = *work_.begin();
       work_.erase(work_.begin());
@@ -56,7 +56,7 @@ class Analysis {
   // Code that functions return to instead of to their callers (return trampolines, and where they lead): the CFA is sp itself,
   // and the return address is no word of the stack, but is computed.
   bool entered_by_return() const {
-    const Row* row = table_.lookup(ImageAddr(own_.begin));
+    const Row* row = table_.lookup(ImageAddr(begin_));
     return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp && row->cfa_offset == 0 &&
            row->ra_kind == ValueKind::is_expression;
   }
@@ -79,7 +79,7 @@ class Analysis {
     if (judging_ || (weak && dead_.contains(weak))) return;
     Op* op = find(pc);
     if (!op) return;
-    if (!op->leader && pc != own_.begin) op->leader = true, again_ = true;
+    if (!op->leader && pc != begin_) op->leader = true, again_ = true;
     auto [it, fresh] = blocks_.try_emplace(pc, Block{state, weak});
     if (!fresh) {
       Block& block = it->second;
@@ -225,6 +225,7 @@ class Analysis {
 
   Code& code_;
   Part& own_;
+  const uint64_t begin_;
   const Table& table_;
   const LandingPads& pads_;
   FunctionFlow out_;
@@ -241,8 +242,8 @@ class Analysis {
 
 }  // namespace
 
-FunctionFlow follow(Code& code, Part& part, const Table& table, const LandingPads& pads) {
-  return Analysis(code, part, table, pads).run();
+FunctionFlow follow(Code& code, Part& part, const Table& table, const LandingPads& pads, uint64_t begin) {
+  return Analysis(code, part, table, pads, begin).run();
 }
 
 }  // namespace sonde::host::check

@@ -28,6 +28,7 @@ struct FunctionFlow {
   bool gave_up = false;  // too large
 };
 
-FunctionFlow follow(Code& code, Part& part, const Table& table, const LandingPads& pads);
+// From the beginning of the part, or from `begin` in it, where calls enter too.
+FunctionFlow follow(Code& code, Part& part, const Table& table, const LandingPads& pads, uint64_t begin);
 
 }  // namespace sonde::host::check

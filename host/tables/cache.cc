@@ -138,7 +138,9 @@ std::string table_cache_folder() {
   return make_folder(folder) ? folder : "";
 }
 
-Result<SharedTable> load_table(const Image& image, const std::string& folder) {
+Result<SharedTable> load_table(const Image& image, const std::string& folder) { return load_table(image, folder, {}); }
+
+Result<SharedTable> load_table(const Image& image, const std::string& folder, const RefineTable& refine) {
   std::string name = file_name(image), path;
   CacheHeader header{kCacheMagic, kCacheVersion, 0, 0, 0};
   if (!folder.empty() && !name.empty()) {
@@ -147,6 +149,7 @@ Result<SharedTable> load_table(const Image& image, const std::string& folder) {
     if (SharedTable cached = read_file(path, header)) return cached;
   }
   CompiledTable compiled = SONDE_TRY(compile_table(image));
+  if (refine) compiled.bytes = SONDE_TRY(refine(image, std::move(compiled.bytes)));
   auto table = std::make_shared<ImageTable>(std::move(compiled.bytes), 0, false);
   header.table_size = table->bytes().size();
   if (!path.empty()) write_file(path, header, table->bytes());

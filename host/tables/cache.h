@@ -4,6 +4,7 @@
 //   file: CacheHeader, then the table's bytes (core/unwind/table.h)
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,7 +16,7 @@
 namespace sonde::host {
 
 constexpr uint64_t kCacheMagic = 0x656863615f646e73;  // "snd_ache"
-constexpr uint32_t kCacheVersion = 2;  // raised when the same input gives other rows
+constexpr uint32_t kCacheVersion = 3;  // raised when the same input gives other rows
 
 struct CacheHeader {
   uint64_t magic;
@@ -46,6 +47,9 @@ std::string table_cache_folder();
 
 // The image's table, from the cache at `folder` ("": no cache) or compiled and then stored there.
 Result<SharedTable> load_table(const Image& image, const std::string& folder = table_cache_folder());
+// `refine` may give other bytes for a table that was just compiled; they are what is kept then.
+using RefineTable = std::function<Result<std::vector<uint8_t>>(const Image& image, std::vector<uint8_t> table)>;
+Result<SharedTable> load_table(const Image& image, const std::string& folder, const RefineTable& refine);
 
 // Keeps a table that `sonde check` has marked, so that load_table gives it from now on. False if it cannot be kept.
 bool keep_checked_table(const Image& image, std::span<const uint8_t> table,

@@ -13,6 +13,7 @@
 #include "core/isa/code.h"
 #include "core/probe/control.h"
 #include "core/walk/recover.h"
+#include "host/check/proven_table.h"
 #include "host/target/agent_view.h"
 #include "host/target/core_file.h"
 
@@ -126,7 +127,7 @@ Result<void> StackTarget::describe(TargetMemory& memory) {
     }
   }
   for (const LoadedImage& loaded : images_) {
-    auto table = load_table(*loaded.image);
+    auto table = load_proven_table(*loaded.image);
     if (!table)
       problems_.push_back(fmt::format("{}: no unwind table: {}", loaded.image->path(), table.error().message));
     input.images.push_back({loaded, table ? *table : nullptr});

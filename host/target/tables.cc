@@ -10,6 +10,7 @@
 #include "core/isa/x86_64_detour.h"
 #include "core/probe/control.h"
 #include "core/walk/row_cache.h"
+#include "host/check/proven_table.h"
 #include "host/tables/arena.h"
 #include "host/target/agent_view.h"
 #include "host/target/target.h"
@@ -42,7 +43,7 @@ void Target::find_tables(TargetImage& image) const {
   if (auto agent = view_agent(image.loaded)) image.specials = agent->specials;  // first: the earlier range holds
   if (!options_.stacks) return;
   std::optional<Table> view;
-  if (auto table = load_table(*image.loaded.image)) {  // without a table its frames are marked, not guessed
+  if (auto table = load_proven_table(*image.loaded.image)) {  // without a table its frames are marked, not guessed
     image.table = *table;
     if (image.table) view = image.table->table();
   }
