@@ -124,7 +124,12 @@ bool Comparison::compare(const Truth& truth, bool* compared) {
   const char* reason = describe(walk.result.reason);
   counts.reasons[reason]++;
   const Frame& last = walk.frames.back();
-  counts.places[fmt::format("{} {}", reason, walks_.place(last.pc.value, last.is_return))]++;
+  std::string place = walks_.place(last.pc.value, last.is_return);
+  const size_t count = walk.frames.size();
+  if (!walks_.image_at(last.code().lookup().value) && count > 1)
+    place += " from " + walks_.place(walk.frames[count - 2].pc.value, walk.frames[count - 2].is_return);
+  if (counts.places[fmt::format("{} {}", reason, place)]++ < show)
+    fmt::print(stderr, "{}", in_words(walk, truth, walk.frames.size()));
   Chain chain;
   for (const Frame& frame : best.frames) chain.pcs.push_back(frame.pc.value);
   counts.best_effort_right += judge(chain, truth, tracee_) == Answer::right;

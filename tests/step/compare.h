@@ -45,6 +45,7 @@ class Comparison {
   // The state that the program stands in. True if sonde calls it reliable; *compared: its truth is known.
   bool compare(const Truth& truth, bool* compared);
   Counts counts;
+  uint64_t show = 0;  // so many unreliable states of each place in words
   Answer last_plain = Answer::right;
 
  private:

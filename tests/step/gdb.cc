@@ -77,6 +77,7 @@ bool Gdb::start(std::string* problem) {
   pid_ = fork();
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setsid();  // gdb takes the terminal if there is one, which would stop everybody here
     dup2(to[0], 0);
     int out = open((folder_ + "/gdb.log").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
     dup2(out, 1), dup2(out, 2);

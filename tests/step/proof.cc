@@ -2,20 +2,24 @@
 // also libdw, GNU libunwind and gdb. Prints one JSON object with what was counted, and on standard error what was wrong, in full.
 //
 // usage: step_proof --steps N [--from start|entry|SECONDS] [--stdin FILE] [--peers-every N] [--gdb-every N] [--gdb-unreliable N]
-//          [--return-seconds S] [--gdb-script FILE] [--urgent] -- PROGRAM [ARGUMENT...]
+//          [--return-seconds S] [--gdb-script FILE] [--signals] [--show N] [--spoil-every N] [--urgent] -- PROGRAM [ARGUMENT...]
 //   start    the very first instruction, in the dynamic linker
 //   entry    the program's own first one; nobody called that either
 //   SECONDS  of processor time at full speed first. What is on the stack then is taken from libdw and libunwind, where they agree
 //            and end in _start; each of these calls that returns later, stepped or in S seconds at full speed, is proven by that.
 #include <fmt/format.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <unordered_map>
 
 #include "tests/step/compare.h"
 #include "tests/step/gdb.h"
@@ -31,9 +35,10 @@ constexpr uint64_t kUnreliableToPeers = 1000;
 constexpr uint64_t kEntryBytes = 64;  // _start is no longer
 
 struct Options {
-  uint64_t steps = 20000, peers_every = 100, gdb_every = 10000, gdb_unreliable = 1000;
+  uint64_t steps = 20000, peers_every = 100, gdb_every = 10000, gdb_unreliable = 1000, show = 0, spoil_every = 0;
   std::string from = "start", gdb_script;
   double return_seconds = 1;
+  bool signals = false;
   bool urgent = false;
   Command command;
 };
@@ -58,6 +63,9 @@ Options parse(int count, char** words) {
     else if (option == "--gdb-unreliable") options.gdb_unreliable = number();
     else if (option == "--gdb-script") options.gdb_script = value();
     else if (option == "--return-seconds") options.return_seconds = strtod(value(), nullptr);
+    else if (option == "--signals") options.signals = true;
+    else if (option == "--spoil-every") options.spoil_every = number();
+    else if (option == "--show") options.show = number();
     else if (option == "--urgent") options.urgent = true;
     else give_up("what is " + option + "?", 2);
   }
@@ -90,6 +98,7 @@ class Run {
     if (!launched) give_up(launched.error().message, 1);
     tracee_ = std::move(*launched);
     walks_.emplace(*tracee_), comparison_.emplace(*tracee_, *walks_);
+    comparison_->show = options_.show;
     libdw_.emplace(*tracee_), libunwind_.emplace(*tracee_);
     if (!options_.gdb_script.empty()) gdb_.emplace(*tracee_, tracee_->program(), options_.gdb_script, ".");
     to_the_beginning();
@@ -97,7 +106,7 @@ class Run {
     const uint64_t before = tracee_->steps();
     while (tracee_->steps() - before < options_.steps) {
       compare(tracee_->steps() - before);
-      if (!tracee_->step(shadow_)) break;
+      if (!(interrupts() ? interrupt() : tracee_->step(shadow_))) break;
     }
     stepped_ = tracee_->steps() - before;
     if (tracee_->end().empty()) prove_adopted();
@@ -125,6 +134,22 @@ class Run {
     give_up("libdw and libunwind do not agree on any stack", 1);
   }
 
+  // Whether a signal is to come at the instruction that execution stands at: at each, once for either signal, when the program
+  // has handlers for both and is in neither.
+  bool interrupts() {
+    if (!options_.signals) return false;
+    if (!handles_signals_) handles_signals_ = tracee_->handles(SIGUSR1) && tracee_->handles(SIGUSR2);
+    bool in_handler = std::ranges::any_of(shadow_.calls(), [](const Call& call) { return call.interrupted; });
+    if (!handles_signals_ || in_handler) return false;
+    return interruptions_at_[tracee_->regs().rip] < 2 &&
+           (interrupted_ = !interrupted_);  // not again when it returns there
+  }
+
+  bool interrupt() {
+    interruptions_++;
+    return tracee_->send(interruptions_at_[tracee_->regs().rip]++ ? SIGUSR2 : SIGUSR1, shadow_);
+  }
+
   bool adopt() {
     constexpr size_t kDeepest = 4000;
     tracee_->look();
@@ -144,6 +169,8 @@ class Run {
 
   void compare(uint64_t number) {
     Truth truth = truth_of(shadow_, tracee_->regs());
+    if (options_.spoil_every && truth.known && truth.chain.size() > 1 && number % options_.spoil_every == 0)
+      spoil(truth, number);
     bool compared = false;
     bool reliable = comparison_->compare(truth, &compared);
     if (!compared) return;
@@ -165,6 +192,20 @@ class Run {
       if (gdb_sampled) gdb_counts_.sampled.add(answer);
       if (!reliable) gdb_counts_.unreliable.add(answer);
     }
+  }
+
+  // For the test that the comparison can fail: one thing in the truth is made another.
+  void spoil(Truth& truth, uint64_t number) {
+    size_t last = truth.chain.size() - 1, at = 1 + number / options_.spoil_every % last;
+    switch (number / options_.spoil_every % 4) {
+      case 0: truth.chain[at]++, truth.slots[at] = 0; break;
+      case 1: truth.sps[at] += 8; break;
+      case 2: truth.chain.pop_back(), truth.slots.pop_back(), truth.sps.pop_back(); break;
+      case 3:
+        truth.chain.push_back(truth.chain[at]), truth.slots.push_back(truth.slots[at]),
+            truth.sps.push_back(truth.sps[at]);
+    }
+    spoiled_++;
   }
 
   // Runs on at full speed, to see the calls return that were there before.
@@ -215,6 +256,8 @@ class Run {
     out["gdb_problem"] = gdb_problem_;
     out["adopted"] = adopted_, out["adopted_returned"] = shadow_.adopted_returned,
     out["adopted_false"] = shadow_.adopted_false;
+    out["spoiled"] = spoiled_;
+    out["interruptions"] = interruptions_, out["interrupted_at"] = interruptions_at_.size();
     out["signals"] = tracee_->signals(), out["ended"] = tracee_->end();
     out["stack_switches"] = shadow_.stack_switches, out["abandoned"] = shadow_.abandoned;
     out["reasons"] = c.reasons, out["places"] = c.places, out["wrong_places"] = c.wrong_places;
@@ -236,6 +279,9 @@ class Run {
   uint64_t sonde_unreliable_sampled_ = 0, stepped_ = 0, adopted_ = 0;
   double seconds_to_begin_ = 0;
   std::string gdb_problem_;
+  bool handles_signals_ = false, interrupted_ = false;
+  uint64_t interruptions_ = 0, spoiled_ = 0;
+  std::unordered_map<uint64_t, int> interruptions_at_;
 };
 
 }  // namespace

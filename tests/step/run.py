@@ -29,11 +29,13 @@ class Program:
     """`prepare(work)` gives the words of the command and a file for its standard input or None.
 
     `steady`: seconds of processor time after which it does what it is there for; None: it ends too soon for that.
+    `beyond_rows`: why more stacks are not reliable than the bare rows fail at, if so.
     `by_hand`: patterns of "reason file:function" where code that no compiler has made is not reliable, each with the reason why.
     """
 
-    def __init__(self, name, prepare, package, needs=(), steady=0.5, by_hand=()):
+    def __init__(self, name, prepare, package, needs=(), steady=0.5, by_hand=(), flags=(), beyond_rows=""):
         self.name, self.prepare, self.package, self.needs, self.steady = name, prepare, package, needs, steady
+        self.flags, self.beyond_rows = flags, beyond_rows
         self.by_hand = [re.compile(pattern) for pattern, _ in by_hand]
 
     def missing(self):
@@ -153,6 +155,16 @@ def case(number, program):
     return prepare
 
 
+def signals(name, *command):
+    """A program that gets a signal at each of its instructions."""
+    def prepare(work):
+        program = work / f"signals_{name}"
+        if not program.exists():
+            subprocess.run([*command, "-w", "-o", program, HERE / "signals.c"], check=True, timeout=300)
+        return [program], None
+    return prepare
+
+
 def clang_as_clang(work):
     """The cases call `clang`; Debian's is named by its version."""
     folder = work / "bin"
@@ -163,18 +175,37 @@ def clang_as_clang(work):
     return folder
 
 
-INTERPRETER = [(r" luajit:", "one row for the whole interpreter, which is wrong in the functions inside it"),
-               (r"^unknown-code generated code", "what it compiles itself, and what a wrong row leads to")]
+INTERPRETER = [(r"^row-refuted luajit:", "one row for the whole interpreter, wrong where functions in it begin, and in the small ones"),
+               (r"^no-table-row luajit:", "glue without rows"),
+               (r"^unknown-code generated code", "what it compiles itself")]
 
 PROGRAMS = [
     *(Program(f"050 {b}", case("050", b), "gcc, clang-19", ["gcc", "clang-19"], steady=None)
       for b in ("t_o2", "t_o0", "t_os", "t_fp", "t_clang", "t_realign")),
     *(Program(f"059 {b}", case("059", b), "gcc, lld-19", ["gcc", "ld.lld-19"], steady=None) for b in ("case", "ibt", "now", "lld")),
+    *(Program(f"{number} {what}", case(number, "case"), "gcc, g++", ["g++"], steady=None)
+      for number, what in (("002", "tails"), ("051", "noreturn"), ("052", "signals"))),
+    Program("010 exceptions", case("010", "case"), "g++", ["g++"], steady=None,
+            by_hand=[("^special-code libgcc_s", "return addresses and saved registers are being written over")],
+            beyond_rows="not all of what is written over is needed"),
+    Program("011 longjmp", case("011", "case"), "gcc", ["gcc"], steady=None,
+            by_hand=[("^special-code libc.so.6:__longjmp", "rows that describe the target")]),
+    Program("012 fibers", case("012", "case"), "gcc", ["gcc"], steady=None, beyond_rows="a context that has not begun called nobody",
+            by_hand=[("^special-code libc.so.6:swapcontext", "its row needs a pc that is not pushed yet"),
+                     ("^ra-not-after-call case:", "a context that has not begun")]),
+    Program("055 assembly", case("055", "case"), "gcc", ["gcc"], steady=None,
+            by_hand=[("^no-table-row case:a_nocfi", "no row"), ("^unknown-code generated code from case:a_wrong", "a wrong row")]),
+    Program("060 fork", case("060", "case"), "gcc", ["gcc"], steady=None,
+            by_hand=[("^no-table-row libc.so.6:vfork", "its row looks for the return address where it was")]),
+    *(Program(f"signals {name}", signals(name, *command), "gcc, clang-19", command[:1], steady=None, flags=["--signals"])
+      for name, command in {"o2": ["gcc", "-O2", "-Wl,-z,lazy", "-fcf-protection=full"], "o0": ["gcc", "-O0", "-Wl,-z,lazy"],
+                            "realign": ["gcc", "-O2", "-mstackrealign", "-fno-shrink-wrap"],
+                            "clang": ["clang-19", "-Os"]}.items()),
     Program("gzip", gzip, "gzip", ["/bin/gzip"]),
     Program("sqlite3", sqlite3, "sqlite3", ["/usr/bin/sqlite3"]),
     Program("python3", python3, "python3", ["/usr/bin/python3"]),
     Program("perl", perl, "perl", ["/usr/bin/perl"]),
-    Program("cc1", cc1, "gcc", ["gcc"], steady=1),
+    Program("cc1", cc1, "gcc", ["gcc"], steady=1, by_hand=[("^no-table-row libgmp.so", "GMP's assembly has no rows")]),
     Program("openssl sha512", speed("sha512"), "openssl", ["/usr/bin/openssl"]),
     Program("openssl aes", speed("-evp", "aes-256-gcm"), "openssl", ["/usr/bin/openssl"],
             by_hand=[("^no-table-row libcrypto.so.3:", "_aesni_ctr32_ghash_6x has no rows")]),
@@ -193,6 +224,7 @@ def step(args, program, start):
     if shutil.which("gdb"):
         words += ["--gdb-script", HERE / "gdb_stacks.py", "--gdb-every", args.gdb_every, "--gdb-unreliable", args.gdb_unreliable]
     words += ["--return-seconds", args.return_seconds]
+    words += program.flags
     if args.urgent:
         words.append("--urgent")
     if stdin:
@@ -222,7 +254,7 @@ def judge(program, counts):
         problems.append(f"{counts['adopted_false']} calls taken from libdw and libunwind did not return as they said")
     if compiled * 10_000 > counts["states"]:
         problems.append(f"{compiled} stacks on compiled code are not reliable")
-    if unreliable > plain["refused"] + plain["wrong"]:
+    if not program.beyond_rows and unreliable > plain["refused"] + plain["wrong"]:
         problems.append(f"{unreliable} stacks are not reliable, the bare rows fail at {plain['refused'] + plain['wrong']}")
     if counts["gdb_problem"]:
         problems.append(counts["gdb_problem"])
@@ -267,6 +299,19 @@ def show(program, start, counts, words):
     return not problems
 
 
+def self_test(args):
+    """With every fiftieth truth spoiled, just those stacks must be called wrong."""
+    program = next(p for p in PROGRAMS if p.name == "gzip")
+    program.flags = ["--spoil-every", 50]
+    counts, words = step(args, program, "steady")
+    if counts is None:
+        print(f"FAILED {words}")
+        return 1
+    found = counts["wrong"] == counts["spoiled"] > 0 and counts["states"] - counts["reliable"] == counts["wrong"]
+    print(f"{'ok' if found else 'FAILED'} {counts['spoiled']} of {counts['states']} truths spoiled, {counts['wrong']} stacks found wrong")
+    return 0 if found else 1
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--stepper", type=pathlib.Path, required=True)
@@ -276,12 +321,15 @@ def main():
     parser.add_argument("--gdb-unreliable", type=int, default=1000)
     parser.add_argument("--return-seconds", type=float, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--urgent", action="store_true")
     parser.add_argument("--from", dest="starts", action="append")
     parser.add_argument("programs", nargs="*")
     args = parser.parse_args()
     args.work, args.stepper = args.work.resolve(), args.stepper.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
+    if args.self_test:
+        return self_test(args)
     begin, failed, todo = time.monotonic(), 0, []
     for program in (p for p in PROGRAMS if not args.programs or p.name in args.programs):
         if missing := program.missing():
@@ -289,7 +337,7 @@ def main():
             continue
         begins = args.starts or ["steady" if program.steady else "entry"]
         todo += [(program, start) for start in begins if start != "steady" or program.steady]
-        if program.name.startswith(("050", "059")):
+        if not program.steady:
             program.prepare(args.work)  # before anything runs at the same time
     print(TITLE, UNDER, sep="\n", flush=True)
     # Each run is two processes that wait for each other: one processor.

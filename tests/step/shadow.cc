@@ -21,21 +21,20 @@ void Shadow::begin(uint64_t stack_end, std::vector<Call> calls) {
 }
 
 // sp was set to a value that is not of this stack: the other one becomes current.
-bool Shadow::switches(uint64_t sp, uint64_t new_sp) {
+void Shadow::switches(uint64_t sp, uint64_t new_sp) {
   auto back = std::ranges::find_if(waiting_, [&](const Strand& s) { return new_sp - s.sp <= kNearResumed; });
   bool far = new_sp + kFarBelow < sp || new_sp > current_.end;
-  if (back == waiting_.end() && !far) return false;
+  if (back == waiting_.end() && !far) return;
   Strand next{.calls = {}, .end = new_sp + kFarBelow};
   if (back != waiting_.end()) next = std::move(*back), waiting_.erase(back);
   current_.sp = sp;
   waiting_.push_back(std::move(current_));
   current_ = std::move(next);
   stack_switches++;
-  return true;
 }
 
 void Shadow::stepped(const Insn& insn, uint64_t pc, uint64_t sp, uint64_t new_pc, uint64_t new_sp) {
-  if (insn.effect == Effect::sets_sp && switches(sp, new_sp)) return;
+  if (insn.effect == Effect::sets_sp) switches(sp, new_sp);
   auto& calls = current_.calls;
   size_t dead = 0;
   const uint64_t live_from = insn.effect == Effect::call ? sp : new_sp;

@@ -62,7 +62,7 @@ class Shadow {
     uint64_t end = 0;  // above its highest address, as far as is known
     bool bottom_known = false;
   };
-  bool switches(uint64_t sp, uint64_t new_sp);
+  void switches(uint64_t sp, uint64_t new_sp);
 
   Strand current_;
   std::vector<Strand> waiting_;

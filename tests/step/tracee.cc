@@ -96,6 +96,7 @@ host::Result<std::unique_ptr<Tracee>> Tracee::launch(const Command& command) {
   pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setsid();  // without a terminal, whose settings might stop everybody here
     int in = open(command.input.empty() ? "/dev/null" : command.input.c_str(), O_RDONLY),
         out = open("/dev/null", O_WRONLY);
     dup2(in, 0), dup2(out, 1), dup2(out, 2);
@@ -231,6 +232,11 @@ bool Tracee::step(Shadow& shadow) {
   const bool changes_code = system_call && maps_code();
   const bool sigreturn = system_call && number == SYS_rt_sigreturn;
   const bool exec = system_call && (number == SYS_execve || number == SYS_execveat);
+  if (system_call && number == SYS_rt_sigaction && regs_.rdi < 64 && regs_.rsi) {
+    uint64_t handler = 0;
+    memory_->read_now(Addr(regs_.rsi), {reinterpret_cast<uint8_t*>(&handler), sizeof handler});
+    if (handler > 1) handled_ |= uint64_t{1} << regs_.rdi;  // neither SIG_DFL nor SIG_IGN
+  }
   steps_++;
   window_size_ = 0;
   if (!resume(PTRACE_SINGLESTEP, 0)) return false;

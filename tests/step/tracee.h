@@ -41,6 +41,10 @@ class Tracee : public host::TargetMemory {
 
   // One instruction; false if the program has ended or replaced itself.
   bool step(Shadow& shadow);
+  // Whether the program has called sigaction for it, while it was stepped, with a handler.
+  bool handles(int signal) const { return handled_ >> signal & 1; }
+  // The kernel delivers a signal here, as if it had come just now; false if the program has ended.
+  bool send(int signal, Shadow& shadow) { return deliver(signal, shadow); }
   // Runs freely for so much processor time, then stands somewhere; false if it has ended before.
   bool run_for(double seconds);
   // Runs freely until it is about to execute `pc`, at most for so long; false if it did not come there.
@@ -78,6 +82,7 @@ class Tracee : public host::TargetMemory {
   std::unique_ptr<host::ProcessMemory> memory_;
   uint64_t steps_ = 0, signals_ = 0, code_generation_ = 1;
   int repeats_ = 0;
+  uint64_t handled_ = 0;
   std::unordered_map<uint64_t, Insn> insns_;
   Insn unkept_;
   uint64_t window_begin_ = 0;

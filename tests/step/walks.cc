@@ -8,6 +8,7 @@
 
 #include "core/unwind/step.h"
 #include "core/walk/arena_view.h"
+#include "host/check/proven_table.h"
 #include "host/tables/arena.h"
 #include "host/tables/print.h"
 #include "host/target/threads.h"
@@ -31,7 +32,7 @@ void Walks::refresh() {
   tables_.clear();
   host::ArenaInput input;
   for (const host::LoadedImage& loaded : images_) {
-    auto table = host::load_table(*loaded.image);
+    auto table = host::load_proven_table(*loaded.image);
     tables_.push_back(table ? *table : nullptr);
     std::optional<Table> view;
     if (table) view = (*table)->table();
