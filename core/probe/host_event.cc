@@ -21,17 +21,25 @@ bool is_answered(const SessionHeader* session, uint32_t request) {
   return static_cast<int32_t>(__atomic_load_n(&session->answered, __ATOMIC_ACQUIRE) - request) >= 0;
 }
 
-void ask_host(SessionHeader* session) {
-  if (sonde_agent_control.flags & kControlNoTicks) return;  // waiting takes a clock
-  uint32_t request = __atomic_add_fetch(&session->requested, 1, __ATOMIC_RELEASE);
+// Waits until `done`, while the host may still see to it.
+template <class Done>
+bool wait_for_host(const SessionHeader* session, unsigned beats, Done done) {
+  if (sonde_agent_control.flags & kControlNoTicks) return false;  // waiting takes a clock
   uint64_t timeout = session->heartbeat_timeout_ticks, begun = ticks();
-  while (!is_answered(session, request)) {
+  while (!done()) {
     uint64_t now = ticks(), beat = __atomic_load_n(&session->heartbeat_ticks, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording)) return;
-    if (static_cast<int64_t>(now - beat) > static_cast<int64_t>(timeout)) return;
-    if (now - begun > kHostWaitBeats * timeout) return;
+    if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording))
+      return false;
+    if (static_cast<int64_t>(now - beat) > static_cast<int64_t>(timeout)) return false;
+    if (now - begun > beats * timeout) return false;
     pause_hint();
   }
+  return true;
+}
+
+void ask_host(SessionHeader* session) {
+  uint32_t request = __atomic_add_fetch(&session->requested, 1, __ATOMIC_RELEASE);
+  wait_for_host(session, kHostWaitBeats, [&] { return is_answered(session, request); });
 }
 
 // The process that the host follows: the first that loads anything, since the loader does when the program starts. Copied by fork.
@@ -57,9 +65,18 @@ void loader_event(SessionHeader* session) {
 void exit_event(SessionHeader* session, uint32_t pid) {
   // A vfork child shares its parent's memory and thread state: the calls in flight there are the parent's.
   if (!(sonde_agent_control.flags & kControlNoSystemCalls) && system_call(__NR_getpid) != int64_t{pid}) return;
-  uint32_t nobody = 0;  // another process that ends just now is looked at first; this one's calls stay counted only
-  if (__atomic_compare_exchange_n(&session->exiting_pid, &nobody, pid, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-    ask_host(session);
+  // Many processes may wait here, on the core that the host needs.
+  bool may_yield = !(sonde_agent_control.flags & kControlNoSystemCalls);
+  auto take_turn = [&] {
+    uint32_t nobody = 0;
+    if (may_yield) system_call(__NR_sched_yield);
+    return __atomic_compare_exchange_n(&session->exiting_pid, &nobody, pid, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+  };
+  auto is_looked_at = [&] {
+    if (may_yield) system_call(__NR_sched_yield);
+    return __atomic_load_n(&session->exiting_pid, __ATOMIC_ACQUIRE) != pid;
+  };
+  if (wait_for_host(session, kTurnBeats, take_turn)) wait_for_host(session, kHostWaitBeats, is_looked_at);
 }
 
 }  // namespace sonde

@@ -51,6 +51,7 @@ struct ProcessMark {
   uint32_t scratches;  // given to thread states
   uint64_t
       begun_ticks;  // when its first thread registered: calls that began before are its parent's, see ExitKind::inherited
+  uint64_t first_sp;  // of that thread, then: in a forked child the one that forked
 };
 
 constexpr uint64_t thread_area_bytes() {

@@ -35,8 +35,12 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
       SONDE_TRY(read_array<uint64_t>(pid, agent_address(agent_.control) + offsetof(AgentControl, thread_area), 1));
   uint64_t at_mark = area[0] + thread_area_bytes() - sizeof(ProcessMark);
   auto mark = SONDE_TRY(read_array<ProcessMark>(pid, Addr(at_mark), 1));
-  uint64_t begun =
-      mark[0].begun_ticks ? mark[0].begun_ticks : ~uint64_t{0};  // no thread of a forked child has come yet
+  // Of a forked child: what runs on the stack of the thread that forked goes on there, as the caller of what the child calls; what
+  // other threads had on theirs is only a copy.
+  uint64_t begun = mark[0].begun_ticks ? mark[0].begun_ticks : ~uint64_t{0};  // no thread has come yet
+  AddrRange own_stack;
+  for (const Mapping& mapping : SONDE_TRY(read_maps(pid)))
+    if (mapping.range.contains(Addr(mark[0].first_sp))) own_stack = mapping.range;
   auto sums = SONDE_TRY(read_array<SumCall>(pid, agent_address(agent_.sum_calls), options_.sum ? count : 0));
   sums.resize(count);
   uint64_t trampolines = agent_address(agent_.trampolines).value;
@@ -60,8 +64,8 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
     const ActiveCall& call = calls[i];
     uint32_t tid = owners[i].owner;
     if (owners[i].state != EntryState::in_use || call.site == kNoSite) continue;
-    if (call.entry_ticks < begun) {  // the thread that forked is the child's first
-      if (alive[i])
+    if (call.entry_ticks < begun) {
+      if (alive[i] && own_stack.contains(Addr(entries[i].slot)))
         found.push_back(
             {call.site, static_cast<uint32_t>(pid), call.entry_ticks, entries[i].slot, sums[i], ExitKind::inherited});
       continue;

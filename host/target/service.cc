@@ -1,5 +1,7 @@
 #include "host/target/service.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -8,6 +10,9 @@
 namespace sonde::host {
 
 namespace {
+
+constexpr int kExitsPerLook = 256;
+
 // Whoever debugs the target right now keeps it; the new libraries stay unprobed.
 Result<void> stop_and_update(Target& target, const Selector& select) {
   StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(target.pid()));
@@ -18,15 +23,17 @@ Result<void> stop_and_update(Target& target, const Selector& select) {
 }  // namespace
 
 Result<bool> Service::poll() {
-  uint32_t requested = __atomic_load_n(&session_->requested, __ATOMIC_ACQUIRE);
-  uint32_t open = requested - __atomic_load_n(&session_->answered, __ATOMIC_RELAXED);
-  if (open == 0) return false;
-  if (uint32_t pid = __atomic_load_n(&session_->exiting_pid, __ATOMIC_ACQUIRE)) {
+  // When many end at once each waits for its turn, and spins.
+  for (int ended = 0; ended < kExitsPerLook; ended++) {
+    uint32_t pid = __atomic_load_n(&session_->exiting_pid, __ATOMIC_ACQUIRE);
+    if (!pid) break;
     on_exit_(static_cast<pid_t>(pid));
-    __atomic_store_n(&session_->exiting_pid, 0, __ATOMIC_RELAXED);
-    open--;  // the others, asked meanwhile, are about libraries
+    __atomic_store_n(&session_->exiting_pid, 0, __ATOMIC_RELEASE);
+    sched_yield();
   }
-  if (open == 0 || program_ended_) {
+  uint32_t requested = __atomic_load_n(&session_->requested, __ATOMIC_ACQUIRE);
+  if (requested == __atomic_load_n(&session_->answered, __ATOMIC_RELAXED)) return false;
+  if (program_ended_) {
     __atomic_store_n(&session_->answered, requested, __ATOMIC_RELEASE);
     return false;
   }

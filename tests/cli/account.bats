@@ -381,3 +381,48 @@ C
   same_as_untraced -f f -- ./strict
   "$SONDE" report trace | grep -q '^lost: 3,000 no state left for the thread;'
 }
+
+@test "forks in threads, and many children that end at once: each call stands under the one that it came from" {
+  cat >threads.c <<'C'
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define NI __attribute__((noinline))
+NI int leaf(int i) { __asm__ volatile(""); return i + 1; }
+NI int deep(int n) { if (n) return deep(n - 1) + 1; pid_t p = fork(); if (!p) { leaf(1); return 0; } int s; waitpid(p, &s, 0); return 0; }
+NI void *waits(void *a) { int fd = *(int *)a; char c; read(fd, &c, 1); leaf(2); return 0; }
+NI void *forker(void *a) { pid_t me = getpid(); deep(5); if (getpid() != me) _exit(leaf(3)); return a; }
+int main(void) {
+  int fd[2]; pipe(fd); pthread_t t[8], f[4];
+  for (int i = 0; i < 8; i++) pthread_create(t + i, 0, waits, fd);
+  usleep(50000);
+  for (int i = 0; i < 4; i++) pthread_create(f + i, 0, forker, 0);
+  for (int i = 0; i < 4; i++) pthread_join(f[i], 0);
+  pid_t me = getpid(); deep(2); if (getpid() != me) { deep(1); _exit(0); }
+  write(fd[1], "xxxxxxxx", 8);
+  for (int i = 0; i < 8; i++) pthread_join(t[i], 0);
+  puts("ok"); return 0; }
+C
+  cat >many.c <<'C'
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+__attribute__((noinline)) int leaf(int i) { __asm__ volatile(""); return i + 1; }
+__attribute__((noinline)) int child(int fd) { char c; leaf(1); read(fd, &c, 1); return leaf(2); }
+int main(void) { int fd[2]; pipe(fd); for (int i = 0; i < 100; i++) if (!fork()) close(fd[1]), _exit(child(fd[0]) & 0); close(fd[1]); int n = 0, s; while (wait(&s) > 0) n += !s; printf("%d\n", n); return 0; }
+C
+  gcc -O1 -fno-optimize-sibling-calls -pthread threads.c -o threads
+  gcc -O1 many.c -o many
+  for how in "" -s --sum --force-trap; do
+    same_as_untraced $how -f leaf -f deep -f waits -f forker -f main -- ./threads
+    "$SONDE" report --folded --counts trace >folded
+    d6='deep;deep;deep;deep;deep;deep'
+    printf '%s\n' 'forker 4' "forker;$d6 4" "forker;$d6;leaf 4" 'forker;leaf 4' 'main 1' 'main;deep 2' 'main;deep;deep 2' \
+      'main;deep;deep;deep 1' 'main;deep;deep;deep;leaf 1' 'main;deep;deep;leaf 1' 'waits 8' 'waits;leaf 8' |
+      diff - <(grep -v '^forker\(;deep\)\{1,5\} ' folded | sort)
+    same_as_untraced $how -f leaf -f child -f main -- ./many
+    "$SONDE" report --folded --counts trace >folded
+    printf '%s\n' 'main 1' 'main;child 100' 'main;child;leaf 200' | diff - <(sort folded)
+  done
+}
