@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "host/image/select.h"
 #include "host/plan/plan.h"
+#include "host/plan/runtime.h"
 #include "host/plan/trap_safety.h"
 #include "host/words.h"
 
@@ -55,6 +56,7 @@ ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, 
   request.used = {{Addr(), Addr(0x10000)}, loaded.range, {agent, agent + 0x40000}};
   request.allow_traps = traps;
   request.system_calls = true;
+  request.sanitized = is_sanitized(*loaded.image);
   return require(plan_image(request));
 }
 

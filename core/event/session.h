@@ -31,18 +31,19 @@ enum class LossCause : uint32_t {
   ring_full,          // --drop, or the recorder is gone
   no_ring,            // more threads than rings
   abandoned,          // its writer was left by a longjmp out of a signal handler
-  no_stack,           // too little stack: for looking up the caller (--sum), or for a stack record
+  no_stack,           // --sum: its signal stack has no room for looking up the caller
+  stack_left_out,  // of the stack of a hit only: too little room, or too many contexts were switched away from in a walk
   count,
 };
 constexpr unsigned kLossCauses = static_cast<unsigned>(LossCause::count);
 
 // Why the agent took the traps out of a process by itself.
 enum class DisarmCause : uint32_t {
-  seccomp = 0,      // a filter goes in, which may forbid what a trap needs
-  small_stack,      // an alternate signal stack or a coroutine's without room for a (second) signal frame
-  no_ticks,         // the time stamp counter is forbidden: nothing is recorded from then on
-  traced,           // it asked its parent to trace it, who would see each trap
-  child_loads,      // a forked child loads a library, and nobody looks whether that is safe for traps
+  seccomp = 0,  // a filter goes in, which may forbid what a trap needs
+  small_stack,  // an alternate signal stack or a coroutine's without room for a (second) signal frame
+  no_ticks,  // the time stamp counter is forbidden: nothing is recorded from then on
+  traced,  // it asked its parent to trace it, who would see each trap
+  child_loads,  // a forked child loads a library, and nobody looks whether that is safe for traps
   count,
 };
 constexpr unsigned kDisarmCauses = static_cast<unsigned>(DisarmCause::count);
@@ -57,18 +58,18 @@ struct SessionHeader {
   uint64_t heartbeat_timeout_ticks;  // no heartbeat for so long while a thread waits: the recorder is gone
 
   alignas(64) uint32_t state;  // SessionState; the hit path records only while `recording`
-  uint32_t site_count;         // sites [0, site_count) are valid
+  uint32_t site_count;  // sites [0, site_count) are valid
 
   alignas(64) uint64_t heartbeat_ticks;  // written by the recorder at least every 10 ms
-  uint32_t answered;                     // last request that the host has carried out
+  uint32_t answered;  // last request that the host has carried out
 
   alignas(64) uint32_t requested;  // a thread of the target asks (libraries changed) and waits until answered >= it
-  uint32_t rings_taken;            // high-water mark of rings ever taken
-  uint64_t lost_no_thread_state;   // hits of threads for which no thread state was left
-  uint64_t lost_no_ring;           // of threads for which no ring was
-  uint64_t ring_waits;             // times a thread waited for a ring
+  uint32_t rings_taken;  // high-water mark of rings ever taken
+  uint64_t lost_no_thread_state;  // hits of threads for which no thread state was left
+  uint64_t lost_no_ring;  // of threads for which no ring was
+  uint64_t ring_waits;  // times a thread waited for a ring
   uint64_t ring_waited_ticks;
-  uint64_t ring_gone_beat;         // as RingHeader::gone_beat, of the waiting for a ring
+  uint64_t ring_gone_beat;  // as RingHeader::gone_beat, of the waiting for a ring
   uint32_t exiting_pid;  // a process of the target that is about to end and waits for the host to look at it
   uint32_t disarmed[kDisarmCauses];  // processes of the target whose traps the agent took out
   char check_reason[160];  // why the agent stopped by itself (SONDE_CHECK); "" if it did not

@@ -241,7 +241,8 @@ SONDE_HOT Hijack hijack(SessionHeader* session, ThreadState* thread, uint32_t si
   if (!record.words) return;
   record.words[1] = entry_ticks;
   for (uint32_t i = 0; i < count; i++) record.words[kStackHeaderWords + i] = frames[i];
-  if (hold.is_lost()) return ring_abandon(session, ring, record, kStackHeaderWords + count, site, LossCause::nesting);
+  if (hold.is_lost())
+    return ring_abandon(session, ring, record, kStackHeaderWords + count, site, LossCause::stack_left_out);
   Reason last = unpack_frame(record.words[kStackHeaderWords + count - 1]).reason;
   bool cut = last == Reason::depth_limit || last == Reason::buffer_full;
   record.words[0] = record_word(RecordType::stack, cut, site, count);
@@ -293,7 +294,7 @@ const Site& site_of(const EntryFrame& frame) {
   Hijack hooked;
   if (flags & kSiteHijack) hooked = hijack(session, thread, site, slot, level == 0);
   else record_entry(session, thread, site, regs.sp, hooked.ticks = ticks());
-  if (!hold.place()) count_loss(session, thread->ring, site, LossCause::nesting);
+  if (!hold.place()) count_loss(session, thread->ring, site, LossCause::stack_left_out);
   else if (hooked.ticks && !frames.empty()) write_stack(session, thread, site, hooked.ticks, frames, hold);
   return hooked.trampoline;
 }
@@ -337,7 +338,7 @@ constexpr uint64_t kStacklessPathBytes = 448;
 
 bool stack_is_left_out(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t sp, uint64_t bytes) {
   if (has_room(thread_scratch(sonde_agent_control.thread_area, thread), sp, bytes)) return false;
-  count_loss(session, thread->ring, site, LossCause::no_stack);
+  count_loss(session, thread->ring, site, LossCause::stack_left_out);
   return true;
 }
 

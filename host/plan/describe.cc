@@ -41,6 +41,7 @@ const char* describe(NoHijack reason) {
     case NoHijack::returns_elsewhere: return "returns elsewhere";
     case NoHijack::pops_arguments: return "pops its arguments";
     case NoHijack::runtime_scans_stacks: return "runtime that looks up return addresses on its stacks";
+    case NoHijack::sanitized: return "program under a sanitizer, which reads return addresses from its stacks";
     case NoHijack::sanitizer_entry: return "entry point of a sanitizer";
     case NoHijack::no_unwinder: return "its image's unwinder is unknown";
     case NoHijack::pops_return_address: return "changes its return address";

@@ -1,6 +1,6 @@
 #include "host/plan/runtime.h"
 
-#include <algorithm>
+#include <cstring>
 #include <string_view>
 
 namespace sonde::host {
@@ -19,8 +19,9 @@ constexpr std::string_view kScanningRuntimes[] = {
     "JS_Init",  // .NET, Mono, SpiderMonkey
 };
 
-bool holds(std::span<const uint8_t> bytes, std::string_view text) {
-  return std::search(bytes.begin(), bytes.end(), text.begin(), text.end()) != bytes.end();
+bool has_string(const Image& image, const Section& section, std::string_view text) {
+  std::span<const uint8_t> bytes = image.bytes(section);
+  return memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
 }
 
 // It has exception tables, but neither defines nor imports the function that every user of an unwinder needs: linked
@@ -28,10 +29,29 @@ bool holds(std::span<const uint8_t> bytes, std::string_view text) {
 bool has_hidden_unwinder(const Image& image) {
   if (!image.section(".gcc_except_table") || image.symbol("_Unwind_Resume")) return false;
   const Section* names = image.section(".dynstr");
-  return !names || !holds(image.bytes(*names), "_Unwind_Resume");
+  return !names || !has_string(image, *names, "_Unwind_Resume");
 }
 
+// Defined by the runtimes, imported by what is compiled for them; leak checking alone is only linked.
+constexpr std::string_view kSanitizerRuntimes[] = {"__asan_init",   "__lsan_do_leak_check", "__msan_init",
+                                                   "__hwasan_init", "__tsan_init",          "liblsan.so"};
+
+// What only the runtimes say: without symbols nothing else tells that one is linked in.
+constexpr std::string_view kSanitizerMessages[] = {"LeakSanitizer does not work under ptrace",
+                                                   "ThreadSanitizer: unexpected memory mapping",
+                                                   "WARNING: MemorySanitizer: use-of-uninitialized-value"};
+
 }  // namespace
+
+bool is_sanitized(const Image& image) {
+  const Section *names = image.section(".dynstr"), *constants = image.section(".rodata");
+  for (std::string_view name : kSanitizerRuntimes)
+    if (image.symbol(name) || (names && has_string(image, *names, name))) return true;
+  if (image.section(".symtab") || !constants) return false;
+  for (std::string_view message : kSanitizerMessages)
+    if (has_string(image, *constants, message)) return true;
+  return false;
+}
 
 NoHijack no_hijack_in_image(const Image& image) {
   if (image.section(".gopclntab")) return NoHijack::runtime_scans_stacks;

@@ -28,6 +28,15 @@ TEST_CASE("runtime: an unwinder that is linked in and stripped cannot be found")
         NoHijack::no_unwinder);
 }
 
+TEST_CASE("runtime: a sanitizer shows in what it is compiled into or linked with, and in itself") {
+  CHECK(!is_sanitized(*build("plain", kThrows, "")));
+  CHECK(is_sanitized(*build("address", kThrows, "-fsanitize=address")));
+  CHECK(is_sanitized(*build("address_static", kThrows, "-fsanitize=address -static-libasan -s")));
+  CHECK(is_sanitized(*build("thread_static", kThrows, "-fsanitize=thread -static-libtsan -s")));
+  CHECK(is_sanitized(*build("leak", kThrows, "-fsanitize=leak")));
+  CHECK(is_sanitized(*build("thread", kThrows, "-fsanitize=thread")));
+}
+
 TEST_CASE("runtime: collectors that look return addresses up are left alone") {
   CHECK(no_hijack_in_image(*build("like_v8", "extern \"C\" void Builtins_Abort() {} int main() {}", "")) ==
         NoHijack::runtime_scans_stacks);

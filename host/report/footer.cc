@@ -141,7 +141,7 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
 std::string footer_json(const Recording& recording, const Survey& survey) {
   Footer f = gather(recording, survey);
   nlohmann::json j = {{"events", f.calls + survey.stacks},
-                      {"calls", survey.calls},
+                      {"calls", f.calls},
                       {"threads", recording.threads.size()},
                       {"command", recording.command},
                       {"ended", recording.ended},

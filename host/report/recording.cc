@@ -23,6 +23,7 @@ const char* describe(LossCause cause) {
     case LossCause::no_ring: return "no ring for the thread";
     case LossCause::abandoned: return "left behind by a longjmp out of a signal handler";
     case LossCause::no_stack: return "too little room on a small stack";
+    case LossCause::stack_left_out: return "stacks not taken (their calls are here)";
     case LossCause::count: break;
   }
   return "?";

@@ -10,6 +10,7 @@
 
 #include "core/probe/control.h"
 #include "core/probe/stack_capture.h"
+#include "host/plan/runtime.h"
 #include "host/target/presence.h"
 #include "host/target/threads.h"
 
@@ -99,6 +100,7 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     if (known) continue;
     uint32_t index = static_cast<uint32_t>(images_.size());
     images_.push_back({.loaded = loaded, .stays = from_start});
+    sanitized_ |= loaded.bias != agent_bias_ && is_sanitized(*loaded.image);
     find_tables(images_.back());
     changed = true;
     if (loaded.bias == agent_bias_) continue;
@@ -170,6 +172,7 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, std::vector
   request.allow_traps = options_.allow_traps || options_.force_traps;
   request.force_traps = options_.force_traps;
   request.system_calls = true;
+  request.sanitized = sanitized_;
   if (first_site + request.functions.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
   planned.plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());

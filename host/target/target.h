@@ -119,6 +119,7 @@ class Target {
   Addr syscall_;
   Addr row_cache_;  // of the block published last
   TargetOptions options_;
+  bool sanitized_ = false;  // see is_sanitized()
   SessionHeader* session_ = nullptr;
   std::vector<TargetImage> images_;
   std::vector<TargetSite> sites_;

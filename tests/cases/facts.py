@@ -31,8 +31,7 @@ def from_json(report):
     footer = report["footer"]
     # A cold part is entered by jumps only: no function, so none that could be missed.
     refusals = {reason: n for reason, n in footer["refused"].items() if "cold" not in reason}
-    # Without --sum no call is lost for want of stack, only what a stack record would have held.
-    lost = {cause: n for cause, n in footer["lost"].items() if not (footer["stacks"] and "room on a small stack" in cause)}
+    lost = {cause: n for cause, n in footer["lost"].items() if not cause.startswith("stacks")}
     calls = []
     for function in report["functions"]:
         kinds = {kind: function[kind] for kind in ("returned", "unwound", "abandoned", "unfinished", "thread_ended")}

@@ -52,17 +52,36 @@ C
   [ "$(calls_of use)" -eq 1 ]
 }
 
-@test "AddressSanitizer still finds the error it is there for" {
+@test "sanitizers report and suppress what they do untraced, with the same stacks" {
   cat >bad.c <<'C'
 #include <stdlib.h>
-__attribute__((noinline)) int use(char *p) { return p[8]; }
-int main(void) { char *volatile p = malloc(8); return use(p); }
+#define NI __attribute__((noinline))
+NI char *make(int n) { char *p = malloc(n); p[0] = 1; return p; }
+NI char *outer(int n) { char *p = make(n); __asm__ volatile(""); return p; }
+NI int use(char *p) { return p[8]; }
+NI void third_party(void) { char *volatile leak = outer(7); leak = 0; }
+const char *__lsan_default_suppressions(void) { return "leak:third_party"; }
+int main(int c, char **v) { third_party(); char *volatile p = outer(8); int r = 0; if (c > 1) r = use(p), free(p), r += p[0]; else free(p); return r; }
 C
-  gcc -g -O1 -fsanitize=address bad.c -o bad
-  ! ./bad 2>untraced.err
-  ! "$SONDE" record -o trace -- ./bad 2>traced.err
-  grep -q heap-buffer-overflow untraced.err
-  grep -q heap-buffer-overflow traced.err
+  frames() { grep -E '^ +#[0-9]|ERROR' "$1" | sed -E 's/0x[0-9a-f]+//g; s/==[0-9]+==//; s/ \(.*//'; }
+  for kind in address leak; do
+    gcc -g -O1 -fno-omit-frame-pointer -fsanitize=$kind bad.c -o bad
+    same_as_untraced -- ./bad
+    [ "$(calls_of outer)" -eq 2 ]
+  done
+  for halt in 1 0; do
+    gcc -g -O1 -fno-omit-frame-pointer -fsanitize=address -fsanitize-recover=address bad.c -o bad
+    untraced=0 traced=0
+    ASAN_OPTIONS=halt_on_error=$halt ./bad now 2>untraced.err || untraced=$?
+    ASAN_OPTIONS=halt_on_error=$halt "$SONDE" record -q -f '*:*' -o trace -- ./bad now 2>traced.err || traced=$?
+    [ $traced -eq $untraced ]
+    grep -q heap-buffer-overflow untraced.err
+    frames untraced.err >untraced.frames
+    frames traced.err >traced.frames
+    [ "$(grep -c ' in outer' untraced.frames)" -ge 1 ]
+    diff untraced.frames traced.frames
+  done
+  "$SONDE" report trace | grep -q 'returns not hooked: .*program under a sanitizer'
 }
 
 @test "counts equal those of gdb's breakpoints for ten functions" {
