@@ -189,7 +189,7 @@ PROGRAMS = [
             by_hand=[("^special-code libgcc_s", "return addresses and saved registers are being written over")],
             beyond_rows="not all of what is written over is needed"),
     Program("011 longjmp", case("011", "case"), "gcc", ["gcc"], steady=None,
-            by_hand=[("^special-code libc.so.6:__longjmp", "rows that describe the target")]),
+            by_hand=[("^special-code libc.so.6:(__longjmp|0x)", "rows that describe the target; no name without libc6-dbg")]),
     Program("012 fibers", case("012", "case"), "gcc", ["gcc"], steady=None, beyond_rows="a context that has not begun called nobody",
             by_hand=[("^special-code libc.so.6:swapcontext", "its row needs a pc that is not pushed yet"),
                      ("^ra-not-after-call case:", "a context that has not begun")]),
