@@ -423,8 +423,7 @@ namespace {
   const Site& site = site_of(*frame);
   if (__atomic_load_n(&site.flags, __ATOMIC_RELAXED) != (kUsualSite | kSiteStack) || !is_recording(session))
     return false;
-  void* area = sonde_agent_control.thread_area;
-  ThreadState* thread = area ? find_thread(session, area, thread_pointer()) : nullptr;
+  ThreadState* thread = this_thread(session);
   return thread && thread->ring &&
          stack_is_left_out(session, thread, static_cast<uint32_t>(frame->site), reinterpret_cast<uint64_t>(frame),
                            kBytes);

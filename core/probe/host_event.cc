@@ -64,16 +64,18 @@ void loader_event(SessionHeader* session) {
 
 void exit_event(SessionHeader* session, uint32_t pid) {
   // A vfork child shares its parent's memory and thread state: the calls in flight there are the parent's.
-  if (!(sonde_agent_control.flags & kControlNoSystemCalls) && system_call(__NR_getpid) != int64_t{pid}) return;
-  // Many processes may wait here, on the core that the host needs.
-  bool may_yield = !(sonde_agent_control.flags & kControlNoSystemCalls);
+  bool may_call = !(sonde_agent_control.flags & kControlNoSystemCalls);
+  if (may_call && system_call(__NR_getpid) != int64_t{pid}) return;
+  auto yield = [&] {  // many processes may wait here, on the core that the host needs
+    if (may_call) system_call(__NR_sched_yield);
+  };
   auto take_turn = [&] {
     uint32_t nobody = 0;
-    if (may_yield) system_call(__NR_sched_yield);
+    yield();
     return __atomic_compare_exchange_n(&session->exiting_pid, &nobody, pid, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
   };
   auto is_looked_at = [&] {
-    if (may_yield) system_call(__NR_sched_yield);
+    yield();
     return __atomic_load_n(&session->exiting_pid, __ATOMIC_ACQUIRE) != pid;
   };
   if (wait_for_host(session, kTurnBeats, take_turn)) wait_for_host(session, kHostWaitBeats, is_looked_at);

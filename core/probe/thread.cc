@@ -42,10 +42,11 @@ bool is_alive(uint32_t pid, uint32_t tid) {
 
 // The first thread of a process. What it inherited, with the very thread pointer, the usual path must not take for its own.
 void mark_process() {
-  uint64_t none = 0, *begun = &process_mark(sonde_agent_control.thread_area)->begun_ticks;
+  ProcessMark* mark = process_mark(sonde_agent_control.thread_area);
+  uint64_t none = 0, *begun = &mark->begun_ticks;
   if (__atomic_load_n(begun, __ATOMIC_RELAXED)) return;
   if (!__atomic_compare_exchange_n(begun, &none, ticks(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
-  process_mark(sonde_agent_control.thread_area)->first_sp = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
+  mark->first_sp = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
   uint32_t fresh = __atomic_load_n(&sonde_fresh_entries, __ATOMIC_RELAXED);
   for (uint32_t index = 0; index < fresh && index < kTrampolines; index++)
     if (sonde_owners[index].state == EntryState::in_use) sonde_owners[index].usual = &no_usual_thread;

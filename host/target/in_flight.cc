@@ -33,8 +33,8 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   auto owners = SONDE_TRY(read_array<Ownership>(pid, agent_address(agent_.owners), count));
   auto area =
       SONDE_TRY(read_array<uint64_t>(pid, agent_address(agent_.control) + offsetof(AgentControl, thread_area), 1));
-  uint64_t at_mark = area[0] + thread_area_bytes() - sizeof(ProcessMark);
-  auto mark = SONDE_TRY(read_array<ProcessMark>(pid, Addr(at_mark), 1));
+  Addr at_mark(reinterpret_cast<uint64_t>(process_mark(reinterpret_cast<void*>(area[0]))));
+  auto mark = SONDE_TRY(read_array<ProcessMark>(pid, at_mark, 1));
   // Of a forked child: what runs on the stack of the thread that forked goes on there, as the caller of what the child calls; what
   // other threads had on theirs is only a copy.
   uint64_t begun = mark[0].begun_ticks ? mark[0].begun_ticks : ~uint64_t{0};  // no thread has come yet

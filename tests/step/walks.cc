@@ -85,32 +85,45 @@ Chain Walks::plain(size_t limit) {
   return chain;
 }
 
+namespace {
+
+// Code of an image, and its function if that has a name: "file:function".
+struct Where {
+  Where(const host::LoadedImage& loaded, uint64_t at)
+      : image(*loaded.image),
+        in_image(loaded.to_image(Addr(at))),
+        hit(image.find(in_image)),
+        file(std::filesystem::path(image.path()).filename()) {}
+  bool named() const { return hit && !hit->function->name.empty(); }
+  std::string function() const { return file + ":" + host::display_name(image, *hit->function); }
+
+  const host::Image& image;
+  ImageAddr in_image;
+  decltype(image.find(in_image)) hit;
+  std::string file;
+};
+
+}  // namespace
+
 std::string Walks::name(uint64_t pc, bool is_return) const {
-  const uint64_t at = is_return ? pc - 1 : pc;
-  const host::LoadedImage* image = image_at(at);
+  const host::LoadedImage* image = image_at(pc - is_return);
   if (!image) return "generated code";
-  std::string file = std::filesystem::path(image->image->path()).filename();
-  ImageAddr in_image = image->to_image(Addr(at));
-  auto hit = image->image->find(in_image);
-  if (!hit || hit->function->name.empty()) return fmt::format("{}:{:#x}", file, in_image.value + (is_return ? 1 : 0));
-  return fmt::format("{}:{}+{:#x}", file, host::display_name(*image->image, *hit->function),
-                     hit->offset + (is_return ? 1 : 0));
+  Where where(*image, pc - is_return);
+  if (!where.named()) return fmt::format("{}:{:#x}", where.file, where.in_image.value + is_return);
+  return fmt::format("{}+{:#x}", where.function(), where.hit->offset + is_return);
 }
 
 std::string Walks::place(uint64_t pc, bool is_return) const {
-  const uint64_t at = is_return ? pc - 1 : pc;
-  const host::LoadedImage* image = image_at(at);
+  const host::LoadedImage* image = image_at(pc - is_return);
   if (!image) return "generated code";
-  std::string file = std::filesystem::path(image->image->path()).filename();
-  ImageAddr in_image = image->to_image(Addr(at));
-  auto hit = image->image->find(in_image);
-  if (hit && !hit->function->name.empty()) return file + ":" + host::display_name(*image->image, *hit->function);
+  Where where(*image, pc - is_return);
+  if (where.named()) return where.function();
   std::string section = "?";
-  for (const host::Section& s : image->image->sections())
-    if (s.addr && s.addr <= in_image && in_image < s.addr + static_cast<int64_t>(s.size)) section = s.name;
-  if (section == ".text")
-    return fmt::format("{}:{:#x}", file, hit ? hit->function->range.begin.value : in_image.value & ~uint64_t{15});
-  return file + ":" + section;
+  for (const host::Section& s : where.image.sections())
+    if (s.addr && s.addr <= where.in_image && where.in_image < s.addr + static_cast<int64_t>(s.size)) section = s.name;
+  if (section != ".text") return where.file + ":" + section;
+  uint64_t begin = where.hit ? where.hit->function->range.begin.value : where.in_image.value & ~uint64_t{15};
+  return fmt::format("{}:{:#x}", where.file, begin);
 }
 
 std::string Walks::row(uint64_t pc, bool is_return) const {
