@@ -136,6 +136,9 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
   uint64_t size = session->ring_bytes, bytes = uint64_t{words} * 8, wait_started = 0;
   Reservation result;
   Watch recorder(session);
+  // Not counted while it holds nothing: what handlers write meanwhile, be it a whole ring, is published without it.
+  auto withdraw = [&] { local_add(&ring->nested, -kOpenWriter), ring_publish(ring); };
+  withdraw();
   while (bytes <= size / 2) {  // a hole in front is shorter than its record: both always fit into an empty ring
     uint64_t word = __atomic_load_n(&ring->reserve, __ATOMIC_RELAXED), at = word & ~kUsualWriter,
              position = at & (size - 1);
@@ -143,7 +146,11 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
     uint64_t end = at + hole + bytes;
     uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
     if (end - head <= size) {
-      if (!local_compare_exchange(&ring->reserve, &word, end | (word & kUsualWriter))) continue;
+      local_add(&ring->nested, kOpenWriter);
+      if (!local_compare_exchange(&ring->reserve, &word, end | (word & kUsualWriter))) {
+        withdraw();
+        continue;
+      }
       // A handler that came meanwhile may have set it farther: what is stored here is still true, only sooner reached.
       __atomic_store_n(&ring->limit, least((end | (size - 1)) + 1, head + size), __ATOMIC_RELAXED);
       uint64_t* data = ring_data(ring);
@@ -160,8 +167,6 @@ Reservation ring_reserve_slow(SessionHeader* session, RingHeader* ring, uint32_t
   }
   if (wait_started) local_add(&ring->waited_ticks, ticks() - wait_started);
   if (result.words) return result;
-  local_add(&ring->nested, -kOpenWriter);
-  ring_publish(ring);  // others may have left that to this one
   count_loss(session, ring, site, LossCause::ring_full);
   return {};
 }

@@ -297,6 +297,41 @@ TEST_CASE("an old heartbeat is no reason to give up before the recorder had time
   CHECK(ring->waits == 1);
 }
 
+TEST_CASE("a handler may write more than a ring while the thread it interrupted waits for room") {
+  static TestSession* the_session;
+  static RingHeader* the_ring;
+  constexpr uint64_t kRingRecords = (1 << 16) / 24, kMore = 2 * kRingRecords;
+  TestSession session(1 << 16, 1, FullPolicy::wait);
+  the_session = &session;
+  the_ring = session.take();
+  for (uint64_t i = 0; i < kRingRecords; i++) REQUIRE(write_numbered(session, the_ring, 1, i));
+  struct sigaction action = {}, old;
+  action.sa_handler = [](int) {
+    for (uint64_t i = 0; i < kMore; i++) write_numbered(*the_session, the_ring, 2, i);
+  };
+  sigaction(SIGUSR1, &action, &old);
+  std::atomic<bool> done = false;
+  std::thread producer([&] {
+    write_numbered(session, the_ring, 1, kRingRecords);
+    done = true;
+  });
+  while (__atomic_load_n(&the_ring->waits, __ATOMIC_ACQUIRE) < 1) usleep(100);
+  pthread_kill(producer.native_handle(), SIGUSR1);
+  while (__atomic_load_n(&the_ring->waits, __ATOMIC_ACQUIRE) < 2) usleep(100);  // now the handler waits as well
+  uint64_t next[3] = {};
+  auto read = [&] {
+    for (auto& record : drain(session.header, the_ring)) CHECK(record[1] == next[record_site(record[0])]++);
+  };
+  while (!done) read();
+  producer.join();
+  read();
+  sigaction(SIGUSR1, &old, nullptr);
+  CHECK(next[1] == kRingRecords + 1);
+  CHECK(next[2] == kMore);
+  CHECK(session.lost(the_ring, LossCause::ring_full) == 0);
+  CHECK(ring_idle(the_ring));
+}
+
 TEST_CASE("an abandoned reservation becomes a hole and blocks nothing") {
   TestSession session(1 << 16, 1, FullPolicy::drop);
   RingHeader* ring = session.take();
