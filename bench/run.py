@@ -2,6 +2,7 @@
 """Cost of a probed call, side by side in one run: the hand-written floor, sonde, and the peers that are installed.
 
 Prints nanoseconds added per call (entry + return) to a 2 ns function: median of nine interleaved rounds and the spread.
+Ratios are medians of the rounds' own.
 Usage: bench/run.py BUILD_FOLDER [--rounds N] [--quick] [--json]   (normally through `./dev bench`)
 """
 import argparse
@@ -130,15 +131,15 @@ def main():
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bench = Bench(os.path.abspath(arguments.build), 0.1 if arguments.quick else 1)
-    # name -> (function, baseline key)
+    # name -> (function, baseline key); what is compared stands side by side
     jobs = {
         "floor": (lambda: bench.floor(), "base"),
         "sonde": (lambda: bench.sonde(), "base"),
+        "floor, 2 threads": (lambda: bench.floor(2), "base, 2 threads"),
+        "sonde, 2 threads": (lambda: bench.sonde_two(), "base, 2 threads"),
         "uftrace full-dynamic": (lambda: bench.uftrace(), "base"),
         "LLVM XRay FDR": (lambda: bench.xray(), "base"),
         "kernel uprobe+uretprobe": (lambda: bench.uprobe(), "base"),
-        "floor, 2 threads": (lambda: bench.floor(2), "base, 2 threads"),
-        "sonde, 2 threads": (lambda: bench.sonde_two(), "base, 2 threads"),
         "sonde --sum": (lambda: bench.sonde(1, 0, "--sum"), "base"),
         "sonde --sum, 2 threads": (lambda: bench.sonde(2, 0, "--sum"), "base, 2 threads"),
         "sonde, stack of 12": (lambda: bench.sonde_stack(), "base"),
@@ -162,13 +163,17 @@ def main():
     finally:
         shutil.rmtree(bench.folder, ignore_errors=True)
     median = {name: statistics.median(v) for name, v in values.items() if v}
+    # The machine has more than one speed (neighbours on the same cores), so ratios are those of a round.
+    ratio = lambda name, to: statistics.median(a / b for a, b in zip(values[name], values[to]))
     rows = [{"name": name, "median_ns": round(median[name], 2), "min_ns": round(min(values[name]), 2),
              "max_ns": round(max(values[name]), 2),
-             "floors": round(median[name] / median["floor, 2 threads" if "2 threads" in name else "floor"], 2)}
+             "floors": round(ratio(name, "floor, 2 threads" if "2 threads" in name else "floor"), 2)}
             for name in jobs if name in median]
     two = {}
     if {"sonde", "sonde, 2 threads"} <= median.keys():
-        two = {"floor": median["floor, 2 threads"] / median["floor"], "sonde": median["sonde, 2 threads"] / median["sonde"],
+        of_one = {name: [a / b for a, b in zip(values[f"{name}, 2 threads"], values[name])] for name in ("floor", "sonde")}
+        two = {**{name: statistics.median(v) for name, v in of_one.items()},
+               "scaled": statistics.median(s / f for s, f in zip(of_one["sonde"], of_one["floor"])),
                "waited": statistics.median(bench.waited), "lost": bench.lost}
     if arguments.json:
         print(json.dumps({"rounds": arguments.rounds, "rows": rows, "two_threads": two, "skipped": skipped}))
@@ -179,7 +184,7 @@ def main():
     for row in rows:
         print(f"  {row['name']:<26} {row['median_ns']:9.1f}  ({row['min_ns']:.1f} .. {row['max_ns']:.1f})  {row['floors']:7.2f} x floor")
     if two:
-        print(f"two threads against one: floor {two['floor']:.2f}, sonde {two['sonde']:.2f}: {two['sonde'] / two['floor']:.2f} x as the"
+        print(f"two threads against one: floor {two['floor']:.2f}, sonde {two['sonde']:.2f}: {two['scaled']:.2f} x as the"
               f" floor scales; sonde's threads waited {two['waited'] * 100:.1f} % of their time, {two['lost']} records lost")
     for name, reason in skipped.items():
         print(f"  {name:<26} not measured: {reason}")
