@@ -41,10 +41,6 @@ class Watch {
   uint64_t beat_ = 0, last_ = 0, silent_ = 0;
 };
 
-bool is_recording(const SessionHeader* session) {
-  return __atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording);
-}
-
 // Whether room for a record that would end at `end` can still come. The consumer frees up to tail, never more; while
 // this thread sits here, a reservation that it interrupted keeps tail where it is. A handler that came since `end` was
 // computed may have moved tail beyond it (hence signed): then the caller looks again.

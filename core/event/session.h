@@ -83,6 +83,10 @@ struct SessionHeader {
 };
 static_assert(sizeof(SessionHeader) <= kPage);
 
+[[gnu::always_inline]] inline bool is_recording(const SessionHeader* session) {
+  return __atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording);
+}
+
 enum SiteFlags : uint32_t {
   kSiteEnabled = 1,  // soft enable
   kSiteHijack = 2,  // hook the return

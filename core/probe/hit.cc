@@ -27,10 +27,6 @@ namespace {
 // The path of nearly every hit is one function without calls; everything else is apart from it.
 #define SONDE_HOT [[gnu::always_inline]] inline
 
-SONDE_HOT bool is_recording(const SessionHeader* session) {
-  return __atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording);
-}
-
 SONDE_HOT ThreadState* this_thread(SessionHeader* session) {
   void* area = sonde_agent_control.thread_area;
   return __builtin_expect(area != nullptr, 1) ? find_thread(session, area, thread_pointer()) : nullptr;

@@ -28,8 +28,7 @@ bool wait_for_host(const SessionHeader* session, unsigned beats, Done done) {
   uint64_t timeout = session->heartbeat_timeout_ticks, begun = ticks();
   while (!done()) {
     uint64_t now = ticks(), beat = __atomic_load_n(&session->heartbeat_ticks, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) != static_cast<uint32_t>(SessionState::recording))
-      return false;
+    if (!is_recording(session)) return false;
     if (static_cast<int64_t>(now - beat) > static_cast<int64_t>(timeout)) return false;
     if (now - begun > beats * timeout) return false;
     pause_hint();

@@ -101,8 +101,10 @@ bool give_scratch(void* area, ThreadState* state) {
   uint32_t* given = &process_mark(area)->scratches;
   uint32_t number = __atomic_load_n(given, __ATOMIC_RELAXED);
   while (number < kMaxThreads)
-    if (__atomic_compare_exchange_n(given, &number, number + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-      return state->scratch = number + 1;
+    if (__atomic_compare_exchange_n(given, &number, number + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+      state->scratch = number + 1;
+      return true;
+    }
   return false;
 }
 

@@ -60,7 +60,7 @@ extern "C" void sonde_trap(int, SignalInfo* info, SignalContext* interrupted) {
   const Site& site = session_sites(session)[trap->site];
   interrupted->rip = pc;  // for unwinders meanwhile: nothing of the function has run
   if (site.flags & kSiteSystemCall) return carry_out(interrupted, site);
-  if (__atomic_load_n(&session->state, __ATOMIC_RELAXED) == static_cast<uint32_t>(SessionState::recording)) {
+  if (is_recording(session)) {
     if (site.flags & kSitesByArguments) argument_event(site.flags, interrupted->rdi, interrupted->rsi, interrupted);
     SiteRegs regs{pc,
                   interrupted->rsp,

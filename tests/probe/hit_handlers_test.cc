@@ -55,7 +55,7 @@ void with_handlers(unsigned mask) {
   enable_subset(mask);
   for (unsigned i = 0; i <= kChain; i++) {
     uint32_t& flags = session_sites(the_harness().session())[hook_chain()[i]].flags;
-    flags = (flags & ~uint32_t{kSiteHandler}) | (mask >> i & 1 ? kSiteHandler : 0);
+    flags = (flags & ~uint32_t{kSiteHandler}) | (mask >> i & 1 ? uint32_t{kSiteHandler} : 0);
   }
 }
 
