@@ -54,8 +54,10 @@ inline bool over_signal_frame(Load load, uint64_t end, uint64_t* pc, uint64_t* s
   if (end - frame < Code<Isa>::kSignalFrameBytes) return false;
   for (unsigned reg = 0; reg < Isa::kRegs; reg++)
     if (!load(saved(reg), &other)) return false;
-  if (!load(saved(Isa::kPc), &its_pc) || !load(saved(Isa::kSp), &interrupted) || !load(saved(Isa::kFp), &its_fp)) return false;
-  if (!load(frame + Code<Isa>::kSignalStackBase, &base) || !load(frame + Code<Isa>::kSignalStackSize, &size)) return false;
+  if (!load(saved(Isa::kPc), &its_pc) || !load(saved(Isa::kSp), &interrupted) || !load(saved(Isa::kFp), &its_fp))
+    return false;
+  if (!load(frame + Code<Isa>::kSignalStackBase, &base) || !load(frame + Code<Isa>::kSignalStackSize, &size))
+    return false;
   if (interrupted <= frame || interrupted > end || interrupted % 8) return false;
   if (frame - base < size && interrupted - base >= size) return false;  // off an alternate stack
   *pc = its_pc, *sp = interrupted, *fp = its_fp;
@@ -83,7 +85,9 @@ template <class Isa, class Out, class Load>
   for (; out != last; out++) {
     alike = alike && foreseen(out, &pc);
     const uint64_t place = RowCache::place(pc), tag = RowCache::tag(pc);
-    auto is_other = [&](uint64_t word) { return (word >> RowCache::kTagShift ^ tag) | ((word ^ exact) & UsualRow::kExact); };
+    auto is_other = [&](uint64_t word) {
+      return (word >> RowCache::kTagShift ^ tag) | ((word ^ exact) & UsualRow::kExact);
+    };
     uint64_t word = RowCache::load(cache.usual[place]);
     if (__builtin_expect(is_other(word) != 0, 0)) {
       word = RowCache::load(cache.usual[RowCache::beside(place)]);
@@ -115,7 +119,9 @@ template <class Isa, class Out, class Load>
     if (next - hooks < hook_bytes) {
       const uint64_t entry = entries + (next - hooks - kTrampolineCall), key = Code<Isa>::kKeyIsSlot ? cfa - 8 : cfa;
       uint64_t owner;
-      if (!recover || (next - hooks) % kTrampolineStride != kTrampolineCall || !load(entry, &next) || !load(entry + 8, &owner)) break;
+      if (!recover || (next - hooks) % kTrampolineStride != kTrampolineCall || !load(entry, &next) ||
+          !load(entry + 8, &owner))
+        break;
       if (owner != key || next - hooks < hook_bytes) break;  // another's, or hooked in layers
       next_kind = kHookedCaller;
     }

@@ -122,9 +122,8 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input) {
 
   std::vector<const ArenaImage*> order;
   for (const ArenaImage& image : input.images) order.push_back(&image);
-  std::sort(order.begin(), order.end(), [](const ArenaImage* a, const ArenaImage* b) {
-    return a->loaded.range.begin < b->loaded.range.begin;
-  });
+  std::sort(order.begin(), order.end(),
+            [](const ArenaImage* a, const ArenaImage* b) { return a->loaded.range.begin < b->loaded.range.begin; });
   std::vector<ImageEntry> images;
   for (const ArenaImage* image : order) images.push_back(entry_of(*image));
   uint64_t where;

@@ -32,8 +32,8 @@ struct ArenaInput {
   std::vector<ArenaImage> images;
   std::vector<ArenaDetour> detours;
   std::vector<ArenaSpecial> specials;  // where two overlap the earlier one in this list holds
-  Addr trampolines, entries;           // of the agent; 0: none
-  Addr row_cache;                      // core/walk/row_cache.h, fresh memory of the process that walks; 0: none
+  Addr trampolines, entries;  // of the agent; 0: none
+  Addr row_cache;  // core/walk/row_cache.h, fresh memory of the process that walks; 0: none
 };
 
 // An error if images or detours overlap each other: a process cannot have that, so the input is wrong.

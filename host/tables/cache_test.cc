@@ -72,10 +72,8 @@ TEST_CASE("cache: a damaged, cut, foreign or misplaced file is made anew") {
   std::mt19937 random(5);
   for (int round = 0; round < 300; round++) {
     std::string bad = good;
-    if (round % 3 == 0)
-      bad.resize(random() % good.size());
-    else
-      bad[round % 3 == 1 ? random() % 200 : random() % good.size()] ^= static_cast<char>(1 << random() % 8);
+    if (round % 3 == 0) bad.resize(random() % good.size());
+    else bad[round % 3 == 1 ? random() % 200 : random() % good.size()] ^= static_cast<char>(1 << random() % 8);
     write_file(path, bad);
     auto table = load_table(*image, folder.path);
     REQUIRE(table);
@@ -139,7 +137,8 @@ TEST_CASE("cache: works without folder, without room and without build id") {
 
 TEST_CASE("cache: its folder follows the environment") {
   Folder folder;
-  std::string old_cache = getenv("XDG_CACHE_HOME") ? getenv("XDG_CACHE_HOME") : "", old_home = getenv("HOME") ? getenv("HOME") : "";
+  std::string old_cache = getenv("XDG_CACHE_HOME") ? getenv("XDG_CACHE_HOME") : "",
+              old_home = getenv("HOME") ? getenv("HOME") : "";
   setenv("XDG_CACHE_HOME", folder.path.c_str(), 1);
   CHECK(table_cache_folder() == folder.path + "/sonde");
   setenv("XDG_CACHE_HOME", "relative", 1);

@@ -38,7 +38,8 @@ class Reader {
     if (fde.lsda_indirect) area = ImageAddr(pointer_at(area.value));
     std::span<const uint8_t> bytes;
     for (const Segment& s : image_.segments())
-      if (s.range.contains(area)) bytes = image_.bytes({area, std::min(s.range.end, s.range.begin + static_cast<int64_t>(s.file_size))});
+      if (s.range.contains(area))
+        bytes = image_.bytes({area, std::min(s.range.end, s.range.begin + static_cast<int64_t>(s.file_size))});
     CfiSection source{bytes, area};
     Cursor at(bytes);
     uint64_t function = fde.range.begin.value, start = function;

@@ -11,12 +11,12 @@ namespace sonde::host {
 
 struct ThrowingRange {
   uint64_t begin, end;  // calls in here that throw go on
-  uint64_t pad;         // here
+  uint64_t pad;  // here
 };
 
 struct ExceptionTables {
-  std::vector<ThrowingRange> ranges;    // sorted by begin; image addresses
-  std::vector<ImageRange> unreadable;   // code whose area, or a part of it, cannot be read
+  std::vector<ThrowingRange> ranges;  // sorted by begin; image addresses
+  std::vector<ImageRange> unreadable;  // code whose area, or a part of it, cannot be read
 };
 
 ExceptionTables read_exception_tables(const Image& image);

@@ -75,7 +75,8 @@ std::map<std::string, uint64_t> symbols_of(const std::string& file, const std::s
   return found;
 }
 
-void compare(const std::string& name, const std::string& compiler, const std::string& options, const std::string& link) {
+void compare(const std::string& name, const std::string& compiler, const std::string& options,
+             const std::string& link) {
   CAPTURE(name);
   std::string folder = fresh_folder("exception_tables_" + name);
   write_file(folder + "/a.cc", kSource);
@@ -152,7 +153,8 @@ struct Built {
   std::map<std::string, uint64_t> symbols;
 };
 
-Built build(const std::string& name, const char* encoding, const char* pointer, const std::string& area, const char* how = "") {
+Built build(const std::string& name, const char* encoding, const char* pointer, const std::string& area,
+            const char* how = "") {
   std::string folder = fresh_folder("exception_area_" + name);
   write_file(folder + "/a.s", fmt::format(fmt::runtime(kFrame), encoding, pointer, area));
   run(fmt::format("as -L a.s -o a.o && g++ {} a.o -o a", how), folder);
@@ -185,7 +187,8 @@ TEST_CASE("exception tables: every way to say where the area and its pads are") 
   // Pads in another part than the calls.
   auto start = build("start", "0x1b", "area", ".byte 0x1b; .long second-.; .byte 0xff, 1, 4, 1, 2, 8, 0");
   CHECK(pads(start) == std::vector{start.symbols["second"] + 8});
-  auto fixed = build("fixed", "0x3", "area", ".byte 0x3; .long 0; .byte 0xff, 3, 13; .long 1, 2, .Lpad; .byte 0", "-no-pie");
+  auto fixed =
+      build("fixed", "0x3", "area", ".byte 0x3; .long 0; .byte 0xff, 3, 13; .long 1, 2, .Lpad; .byte 0", "-no-pie");
   CHECK(pads(fixed) == std::vector{fixed.symbols["second"] + 8});
 }
 

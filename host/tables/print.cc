@@ -13,10 +13,10 @@ constexpr uint32_t kMachineAarch64 = 183;
 
 // One operation, its operand in the form that DWARF 5 table 7.9 gives it.
 std::string format_operation(Cursor& at) {
-  static constexpr const char* kStack[] = {"dup", "drop", "over", "pick", "swap", "rot"};                      // 0x12..
-  static constexpr const char* kMath[] = {"abs", "and", "div", "minus", "mod", "mul", "neg", "not", "or",      // 0x19..
-                                          "plus", "plus_uconst", "shl", "shr", "shra", "xor", "bra", "eq", "ge",
-                                          "gt", "le", "lt", "ne", "skip"};
+  static constexpr const char* kStack[] = {"dup", "drop", "over", "pick", "swap", "rot"};  // 0x12..
+  static constexpr const char* kMath[] = {
+      "abs",  "and",         "div", "minus", "mod",  "mul", "neg", "not", "or",  // 0x19..
+      "plus", "plus_uconst", "shl", "shr",   "shra", "xor", "bra", "eq",  "ge", "gt", "le", "lt", "ne", "skip"};
   uint8_t op = at.read<uint8_t>();
   if (op >= 0x30 && op <= 0x4f) return fmt::format("lit{}", op - 0x30);
   if (op >= 0x70 && op <= 0x8f) return fmt::format("breg{} {}", op - 0x70, at.sleb());
@@ -54,8 +54,10 @@ std::string format_value(const Table& table, ValueKind kind, int32_t offset) {
     case ValueKind::at_cfa: return fmt::format("[cfa{:+}]", offset);
     case ValueKind::cfa_plus: return fmt::format("cfa{:+}", offset);
     case ValueKind::in_register: return register_name(table.header().machine, static_cast<unsigned>(offset));
-    case ValueKind::at_expression: return fmt::format("[({})]", format_expression(table.expression(static_cast<uint32_t>(offset))));
-    case ValueKind::is_expression: return fmt::format("({})", format_expression(table.expression(static_cast<uint32_t>(offset))));
+    case ValueKind::at_expression:
+      return fmt::format("[({})]", format_expression(table.expression(static_cast<uint32_t>(offset))));
+    case ValueKind::is_expression:
+      return fmt::format("({})", format_expression(table.expression(static_cast<uint32_t>(offset))));
     case ValueKind::undefined: return "lost";
   }
   return "?";
@@ -97,11 +99,14 @@ std::string format_row(const Table& table, const Row* row) {
     cfa = fmt::format("{}{:+}", register_name(machine, row->cfa_reg), row->cfa_offset);
     if (row->cfa_kind == CfaKind::deref_reg_offset) cfa = "[" + cfa + "]";
   }
-  std::string out = fmt::format("cfa={} ra={}", cfa, row->ra_kind == ValueKind::same ? "x30" : format_value(table, row->ra_kind, row->ra_offset));
-  std::span<const uint8_t> saved = machine == kMachineAarch64 ? std::span<const uint8_t>(Aarch64::kSaved) : std::span<const uint8_t>(X86_64::kSaved);
+  std::string out = fmt::format(
+      "cfa={} ra={}", cfa, row->ra_kind == ValueKind::same ? "x30" : format_value(table, row->ra_kind, row->ra_offset));
+  std::span<const uint8_t> saved =
+      machine == kMachineAarch64 ? std::span<const uint8_t>(Aarch64::kSaved) : std::span<const uint8_t>(X86_64::kSaved);
   for (size_t i = 0; i < saved.size(); i++)
     if (row->saved[i].kind != ValueKind::same)
-      out += fmt::format(" {}={}", register_name(machine, saved[i]), format_value(table, row->saved[i].kind, row->saved[i].offset));
+      out += fmt::format(" {}={}", register_name(machine, saved[i]),
+                         format_value(table, row->saved[i].kind, row->saved[i].offset));
   return out + flags;
 }
 

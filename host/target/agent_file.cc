@@ -37,9 +37,12 @@ Result<AgentFile> find_agent() {
   struct {
     const char* name;
     ImageAddr* address;
-  } wanted[] = {{"sonde_agent_control", &agent.control},   {"sonde_entry", &agent.entry},
-                {"sonde_trampolines", &agent.trampolines}, {"sonde_entries", &agent.entries},
-                {"sonde_calls", &agent.calls},             {"sonde_owners", &agent.owners},
+  } wanted[] = {{"sonde_agent_control", &agent.control},
+                {"sonde_entry", &agent.entry},
+                {"sonde_trampolines", &agent.trampolines},
+                {"sonde_entries", &agent.entries},
+                {"sonde_calls", &agent.calls},
+                {"sonde_owners", &agent.owners},
                 {"sonde_fresh_entries", &agent.fresh_entries},
                 {"sonde_trap_action", &agent.trap_action},
 

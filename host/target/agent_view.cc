@@ -48,8 +48,9 @@ std::optional<AgentView> view_agent(const LoadedImage& loaded) {
   add("sonde_trap", SpecialKind::trap_handler);
   add("sonde_return_common", SpecialKind::return_common);
   add("sonde_return_handled", SpecialKind::return_common);
-  view.specials.push_back({{view.trampolines - int64_t{kTrampolineCall}, view.trampolines + int64_t{kTrampolines} * kTrampolineStride},
-                           SpecialKind::return_trampoline});
+  view.specials.push_back(
+      {{view.trampolines - int64_t{kTrampolineCall}, view.trampolines + int64_t{kTrampolines} * kTrampolineStride},
+       SpecialKind::return_trampoline});
   return view;
 }
 

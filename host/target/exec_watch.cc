@@ -94,9 +94,12 @@ void ExecWatch::look_at_ended(bool as_itself) {
 std::string ExecWatch::note() const {
   if (!became_) return "";
   std::string what = file_.empty() ? comm_ : file_;
-  std::string how = command_.empty() ? "start that program itself with sonde record" : "to record it: sonde record -- " + command_;
-  return fmt::format("the program became another one by exec ({}), which sonde does not follow: the calls of {} are those before it; {}",
-                     what, program_.substr(program_.rfind('/') + 1), how);
+  std::string how =
+      command_.empty() ? "start that program itself with sonde record" : "to record it: sonde record -- " + command_;
+  return fmt::format(
+      "the program became another one by exec ({}), which sonde does not follow: the calls of {} are those before it; "
+      "{}",
+      what, program_.substr(program_.rfind('/') + 1), how);
 }
 
 }  // namespace sonde::host

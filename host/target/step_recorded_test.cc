@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <set>
 #include <map>
+#include <set>
 
 #include "core/probe/handlers.h"
 #include "host/target/stepper_test.h"

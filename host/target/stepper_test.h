@@ -219,7 +219,8 @@ class Stepper {
       // A hooked function is entered by a call in its trampoline, in place of the program's.
       bool once_more = agent_.contains(Addr(pc)) && !truth_.empty() && truth_.back().slot == regs_.rsp;
       if (!once_more) truth_.push_back({regs_.rsp, word(regs_.rsp), false});
-    } else if (detour_at(pc) && agent_.contains(Addr(regs_.rip)) && regs_.rsp == sp) {  // pushes the return point and jumps
+    } else if (detour_at(pc) && agent_.contains(Addr(regs_.rip)) &&
+               regs_.rsp == sp) {  // pushes the return point and jumps
       truth_.push_back({regs_.rsp, word(regs_.rsp), false});
     } else {
       enter_by_displaced_call(pc);

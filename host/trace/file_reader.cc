@@ -82,7 +82,8 @@ Result<TraceReader> TraceReader::open(const std::string& path) {
   }
   if (static_cast<uint64_t>(st.st_size) < sizeof(FileHeader)) {
     close(fd);
-    return fail(fmt::format("{} is not a trace of sonde: it has only {}", path, counted(static_cast<uint64_t>(st.st_size), "byte")));
+    return fail(fmt::format("{} is not a trace of sonde: it has only {}", path,
+                            counted(static_cast<uint64_t>(st.st_size), "byte")));
   }
   TraceReader reader;
   reader.size_ = static_cast<uint64_t>(st.st_size);
@@ -117,9 +118,10 @@ Result<void> TraceReader::scan(const std::string& path) {
     at = static_cast<uint64_t>(static_cast<const uint8_t*>(next) - data_);
   }
   if (good == sizeof header && skipped == 0)
-    return fail(fmt::format("{}: nothing of it can be read: its {} hold the header of a trace but no whole chunk; it was cut "
-                            "or damaged, or its recorder ended before it wrote anything",
-                            path, counted(size_, "byte")));
+    return fail(
+        fmt::format("{}: nothing of it can be read: its {} hold the header of a trace but no whole chunk; it was cut "
+                    "or damaged, or its recorder ended before it wrote anything",
+                    path, counted(size_, "byte")));
   say_what_is_missing(good, skipped);
   return {};
 }
@@ -138,7 +140,8 @@ void TraceReader::add_chunk(uint64_t at, uint32_t kind, uint32_t packed, uint32_
 }
 
 void TraceReader::say_what_is_missing(uint64_t end_of_chunks, uint64_t skipped) {
-  if (skipped) meta_.notes.push_back(fmt::format("the file is damaged: {} in its middle {} not used", counted(skipped, "byte"),
+  if (skipped)
+    meta_.notes.push_back(fmt::format("the file is damaged: {} in its middle {} not used", counted(skipped, "byte"),
                                       plural(skipped, "is", "are")));
   if (end_of_chunks < size_)
     meta_.notes.push_back(fmt::format("the file is damaged or cut: its last {}, behind offset {}, {} not used",

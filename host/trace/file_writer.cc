@@ -108,7 +108,8 @@ Result<TraceWriter> TraceWriter::create(const std::string& path, uint64_t max_by
     int error = errno;
     std::string folder = path.substr(0, path.rfind('/') + 1);
     if (error == ENOENT && !folder.empty() && access(folder.c_str(), F_OK) != 0)
-      return fail(fmt::format("write the trace to {0}: there is no folder {1}; make it first: mkdir -p {1}", path, folder));
+      return fail(
+          fmt::format("write the trace to {0}: there is no folder {1}; make it first: mkdir -p {1}", path, folder));
     return fail(fmt::format("write the trace to {}: {}", path, std::strerror(error)));
   }
   TraceWriter writer(fd, max_bytes);

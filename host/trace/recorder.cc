@@ -53,7 +53,8 @@ bool is_exiting(uint32_t pid, uint32_t tid) {
   std::getline(stat, line);
   size_t name_end = line.rfind(')');
   unsigned long flags = 0;
-  bool found = name_end != line.npos && std::sscanf(line.c_str() + name_end + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1;
+  bool found =
+      name_end != line.npos && std::sscanf(line.c_str() + name_end + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1;
   return found && flags & kExiting;
 }
 
@@ -229,7 +230,8 @@ uint64_t Recorder::drain(uint32_t i, bool to_end) {
   RingHeader* ring = session_.ring(i);
   if (load(ring->state) == static_cast<uint32_t>(RingState::free) || !look_at(i)) return 0;
   RingView& view = rings_[i];
-  uint64_t tail = to_end ? ring_committed(ring) : load(ring->tail), size = session_.layout().ring_bytes, begin = view.head;
+  uint64_t tail = to_end ? ring_committed(ring) : load(ring->tail), size = session_.layout().ring_bytes,
+           begin = view.head;
   if (!view.closed && (tail < begin || tail - begin > size || tail % 8 != 0))
     close_ring(i, fmt::format("its tail {:#x} contradicts its head {:#x}", tail, begin));
   while (!view.closed && view.head != tail) {
@@ -239,9 +241,9 @@ uint64_t Recorder::drain(uint32_t i, bool to_end) {
     view.head += taken.words * 8;
     __atomic_store_n(&ring->head, view.head, __ATOMIC_RELEASE);
     if (taken.stop == RecordEncoder::Stop::taken) continue;
-    close_ring(i, fmt::format("{:#x} {}", load(words[taken.words]),
-                              taken.stop == RecordEncoder::Stop::no_end ? "starts a record without end"
-                                                                        : "starts no record"));
+    close_ring(
+        i, fmt::format("{:#x} {}", load(words[taken.words]),
+                       taken.stop == RecordEncoder::Stop::no_end ? "starts a record without end" : "starts no record"));
   }
   if (view.closed) __atomic_store_n(&ring->head, tail, __ATOMIC_RELEASE);
   return view.head - begin;
