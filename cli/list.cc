@@ -56,7 +56,7 @@ ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, 
   request.used = {{Addr(), Addr(0x10000)}, loaded.range, {agent, agent + 0x40000}};
   request.allow_traps = traps;
   request.system_calls = true;
-  request.sanitized = is_sanitized(*loaded.image);
+  request.no_hijack = no_hijack_beside(*loaded.image);
   return require(plan_image(request));
 }
 

@@ -37,6 +37,11 @@ void divert_backtrace(EntryFrame* frame, uint64_t resume) {
   frame->return_point = reinterpret_cast<uint64_t>(&sonde_backtrace_stub);
 }
 
+uint64_t divert_backtrace(SignalContext* interrupted, uint64_t resume) {
+  interrupted->rdx = resume;
+  return reinterpret_cast<uint64_t>(&sonde_backtrace);
+}
+
 extern "C" int sonde_backtrace(TraceFunction callback, void* argument, int (*resume)(TraceFunction, void*)) {
   Walk walk{callback, argument};
   int result = resume(show_frame, &walk);

@@ -7,11 +7,14 @@
 #pragma once
 
 #include "core/probe/hit.h"
+#include "core/probe/signal_abi.h"
 
 namespace sonde {
 
 // Makes the hit return into sonde_backtrace_stub. resume: the displaced instructions' copy.
 void divert_backtrace(EntryFrame* frame, uint64_t resume);
+// The same for a hit by a trap: where the interrupted thread is to go on.
+uint64_t divert_backtrace(SignalContext* interrupted, uint64_t resume);
 
 using TraceFunction = int (*)(void* context, void* argument);
 extern "C" __attribute__((visibility("hidden"))) int sonde_backtrace(TraceFunction callback, void* argument,

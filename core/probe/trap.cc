@@ -1,5 +1,6 @@
 #include "core/probe/trap.h"
 
+#include "core/probe/backtrace.h"
 #include "core/probe/hit.h"
 #include "core/probe/program_signals.h"
 #include "core/probe/system_call.h"
@@ -72,7 +73,8 @@ extern "C" void sonde_trap(int, SignalInfo* info, SignalContext* interrupted) {
                   interrupted->r15};
     hit_site(session, trap->site, regs);
   }
-  __atomic_store_n(&interrupted->rip, site.resume, __ATOMIC_RELAXED);
+  uint64_t resume = site.flags & kSiteBacktrace ? divert_backtrace(interrupted, site.resume) : site.resume;
+  __atomic_store_n(&interrupted->rip, resume, __ATOMIC_RELAXED);
 }
 
 }  // namespace sonde

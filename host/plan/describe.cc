@@ -43,7 +43,7 @@ const char* describe(NoHijack reason) {
     case NoHijack::runtime_scans_stacks: return "runtime that looks up return addresses on its stacks";
     case NoHijack::sanitized: return "program under a sanitizer, which reads return addresses from its stacks";
     case NoHijack::sanitizer_entry: return "entry point of a sanitizer";
-    case NoHijack::no_unwinder: return "its image's unwinder is unknown";
+    case NoHijack::no_unwinder: return "program with an unwinder that nobody can find";
     case NoHijack::pops_return_address: return "changes its return address";
   }
   return "?";

@@ -42,7 +42,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
   ImagePlan plan;
   plan.sites.resize(request.functions.size());
   std::vector<CodeRange> ranges;
-  NoHijack whole_image = request.sanitized ? NoHijack::sanitized : no_hijack_in_image(image);
+  NoHijack whole_image = request.no_hijack != NoHijack::none ? request.no_hijack : no_hijack_in_image(image);
   for (size_t i = 0; i < request.functions.size(); i++) {
     SitePlan& site = plan.sites[i];
     SONDE_CHECK(request.functions[i] < functions.size());

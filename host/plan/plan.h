@@ -37,7 +37,7 @@ enum class NoHijack : uint8_t {
   returns_elsewhere,  // clone, longjmp, swapcontext, signal return, program and thread starts
   pops_arguments,  // ret imm16
   sanitizer_entry,
-  no_unwinder,  // its image's private unwinder cannot be found
+  no_unwinder,  // an image of the process throws with an unwinder that cannot be found
   sanitized,  // the sanitizers' unwinder follows frame pointers and believes what it finds in return slots
   runtime_scans_stacks,  // its runtime looks up the return addresses on its stacks (V8, HotSpot, Go)
   pops_return_address,  // pops or changes its return slot
@@ -89,7 +89,7 @@ struct PlanRequest {
   bool allow_traps = false;
   bool force_traps = false;  // of functions; system calls only where nothing else fits
   bool system_calls = false;  // plan these too
-  bool sanitized = false;  // an image of the process is_sanitized()
+  NoHijack no_hijack = NoHijack::none;  // of all functions, for the sake of an image of the process: no_hijack_beside()
   std::vector<AddrRange> kept = {};  // code that earlier plans of this image patched or rely on: not to be changed
 };
 

@@ -24,12 +24,16 @@ bool has_string(const Image& image, const Section& section, std::string_view tex
   return memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
 }
 
-// It has exception tables, but neither defines nor imports the function that every user of an unwinder needs: linked
-// statically and stripped.
+// It has exception tables, but neither defines nor imports what every user of an unwinder needs, and who reads the tables, the
+// personality, is not imported either: linked statically and stripped. The C library opens the shared unwinder by its name.
 bool has_hidden_unwinder(const Image& image) {
   if (!image.section(".gcc_except_table") || image.symbol("_Unwind_Resume")) return false;
-  const Section* names = image.section(".dynstr");
-  return !names || !has_string(image, *names, "_Unwind_Resume");
+  const Section *names = image.section(".dynstr"), *constants = image.section(".rodata");
+  if (constants && has_string(image, *constants, "libgcc_s.so.1")) return false;
+  if (!names) return true;
+  if (has_string(image, *names, "_Unwind_")) return false;
+  bool own_personality = image.symbol("__gxx_personality_v0") || image.symbol("__gcc_personality_v0");
+  return own_personality || !has_string(image, *names, "_personality_v");
 }
 
 // Defined by the runtimes, imported by what is compiled for them; leak checking alone is only linked.
@@ -43,6 +47,8 @@ constexpr std::string_view kSanitizerMessages[] = {"LeakSanitizer does not work 
 
 }  // namespace
 
+namespace {
+
 bool is_sanitized(const Image& image) {
   const Section *names = image.section(".dynstr"), *constants = image.section(".rodata");
   for (std::string_view name : kSanitizerRuntimes)
@@ -53,11 +59,18 @@ bool is_sanitized(const Image& image) {
   return false;
 }
 
+}  // namespace
+
+NoHijack no_hijack_beside(const Image& image) {
+  if (is_sanitized(image)) return NoHijack::sanitized;
+  return has_hidden_unwinder(image) ? NoHijack::no_unwinder : NoHijack::none;
+}
+
 NoHijack no_hijack_in_image(const Image& image) {
   if (image.section(".gopclntab")) return NoHijack::runtime_scans_stacks;
   for (std::string_view name : kScanningRuntimes)
     if (image.symbol(name)) return NoHijack::runtime_scans_stacks;
-  return has_hidden_unwinder(image) ? NoHijack::no_unwinder : NoHijack::none;
+  return NoHijack::none;
 }
 
 }  // namespace sonde::host

@@ -1,6 +1,6 @@
 // Images whose functions must keep their return addresses, all of them: runtimes that scan stacks and look return
-// addresses up in tables of their own (V8, HotSpot, Go, CoreCLR, Mono, SpiderMonkey), and programs with an unwinder of
-// their own that nobody can find the functions of.
+// addresses up in tables of their own (V8, HotSpot, Go, CoreCLR, Mono, SpiderMonkey). And images for whose sake those of the
+// whole process must.
 #pragma once
 
 #include "host/image/image.h"
@@ -8,10 +8,13 @@
 
 namespace sonde::host {
 
-// The image is a sanitizer's runtime (address, leak, memory, hardware address, thread), has one in it or needs one. It takes the
-// stack of each malloc and free by frame pointers, through the frames of all images: none of them may have its returns hooked, or
-// reports and suppressions change.
-bool is_sanitized(const Image& image);
+// Not none: with this image in the process no function of any image may have its return hooked.
+//   sanitized    it is a sanitizer's runtime (address, leak, memory, hardware address, thread), has one in it or needs one. That takes
+//                the stack of each malloc and free by frame pointers, through the frames of all images: reports and suppressions
+//                would change.
+//   no_unwinder  it throws exceptions with an unwinder of its own that nobody can find the functions of, perhaps through the
+//                frames of other images (a callback of qsort).
+NoHijack no_hijack_beside(const Image& image);
 
 // NoHijack::none if returns of the image's functions may be hooked.
 NoHijack no_hijack_in_image(const Image& image);

@@ -21,20 +21,29 @@ const char* kThrows = "int main(int n, char**) { try { if (n) throw n; } catch (
 }  // namespace
 
 TEST_CASE("runtime: an unwinder that is linked in and stripped cannot be found") {
-  CHECK(no_hijack_in_image(*build("throws", kThrows, "")) == NoHijack::none);
-  CHECK(no_hijack_in_image(*build("throws_stripped", kThrows, "-s")) == NoHijack::none);
-  CHECK(no_hijack_in_image(*build("throws_static", kThrows, "-static-libgcc -static-libstdc++")) == NoHijack::none);
-  CHECK(no_hijack_in_image(*build("throws_hidden", kThrows, "-static-libgcc -static-libstdc++ -s")) ==
+  CHECK(no_hijack_beside(*build("throws", kThrows, "")) == NoHijack::none);
+  CHECK(no_hijack_beside(*build("throws_stripped", kThrows, "-s")) == NoHijack::none);
+  CHECK(no_hijack_beside(*build("throws_static", kThrows, "-static-libgcc -static-libstdc++")) == NoHijack::none);
+  CHECK(no_hijack_beside(*build("throws_hidden", kThrows, "-static-libgcc -static-libstdc++ -s")) ==
         NoHijack::no_unwinder);
+  CHECK(no_hijack_beside(*build("library_hidden", kThrows, "-static-libgcc -static-libstdc++ -s -shared -fPIC")) ==
+        NoHijack::no_unwinder);
+  auto c_library = Image::open("/lib/x86_64-linux-gnu/libc.so.6");
+  REQUIRE(c_library);
+  CHECK(no_hijack_beside(**c_library) == NoHijack::none);
+  const char* never =
+      "void f(); void g() noexcept { f(); } int main() { g(); } void f() {}";  // tables without landing pads
+  CHECK(no_hijack_beside(*build("throws_never", never, "-O0 -s")) == NoHijack::none);
 }
 
 TEST_CASE("runtime: a sanitizer shows in what it is compiled into or linked with, and in itself") {
-  CHECK(!is_sanitized(*build("plain", kThrows, "")));
-  CHECK(is_sanitized(*build("address", kThrows, "-fsanitize=address")));
-  CHECK(is_sanitized(*build("address_static", kThrows, "-fsanitize=address -static-libasan -s")));
-  CHECK(is_sanitized(*build("thread_static", kThrows, "-fsanitize=thread -static-libtsan -s")));
-  CHECK(is_sanitized(*build("leak", kThrows, "-fsanitize=leak")));
-  CHECK(is_sanitized(*build("thread", kThrows, "-fsanitize=thread")));
+  auto beside = [](const char* name, const char* flags) { return no_hijack_beside(*build(name, kThrows, flags)); };
+  CHECK(beside("plain", "") == NoHijack::none);
+  CHECK(beside("address", "-fsanitize=address") == NoHijack::sanitized);
+  CHECK(beside("address_static", "-fsanitize=address -static-libasan -s") == NoHijack::sanitized);
+  CHECK(beside("thread_static", "-fsanitize=thread -static-libtsan -s") == NoHijack::sanitized);
+  CHECK(beside("leak", "-fsanitize=leak") == NoHijack::sanitized);
+  CHECK(beside("thread", "-fsanitize=thread") == NoHijack::sanitized);
 }
 
 TEST_CASE("runtime: collectors that look return addresses up are left alone") {

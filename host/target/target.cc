@@ -100,7 +100,7 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     if (known) continue;
     uint32_t index = static_cast<uint32_t>(images_.size());
     images_.push_back({.loaded = loaded, .stays = from_start});
-    sanitized_ |= loaded.bias != agent_bias_ && is_sanitized(*loaded.image);
+    if (loaded.bias != agent_bias_ && no_hijack_ == NoHijack::none) hook_no_returns(no_hijack_beside(*loaded.image));
     find_tables(images_.back());
     changed = true;
     if (loaded.bias == agent_bias_) continue;
@@ -115,6 +115,14 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
   SONDE_TRY_VOID(publish_unwinders(tracee));
   SONDE_TRY_VOID(publish_tables(tracee));
   return arm_traps(tracee);
+}
+
+// From now on, those of functions that are probed already too.
+void Target::hook_no_returns(NoHijack why) {
+  no_hijack_ = why;
+  if (why == NoHijack::none) return;
+  for (uint32_t i = 0; i < sites_.size(); i++)
+    __atomic_fetch_and(&session_sites(session_)[i].flags, ~uint32_t{kSiteHijack}, __ATOMIC_RELAXED);
 }
 
 // Functions whose calls the engine itself wants to know of, with the flags of their sites: the loader tells debuggers about
@@ -172,7 +180,7 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, std::vector
   request.allow_traps = options_.allow_traps || options_.force_traps;
   request.force_traps = options_.force_traps;
   request.system_calls = true;
-  request.sanitized = sanitized_;
+  request.no_hijack = no_hijack_;
   if (first_site + request.functions.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
   planned.plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());

@@ -94,6 +94,7 @@ class Target {
     ImagePlan plan;
   };
   Result<Planned> plan(Tracee& tracee, uint32_t image, std::vector<uint32_t> chosen, std::span<const Planned> before);
+  void hook_no_returns(NoHijack why);
   Result<void> refuse_differing(Tracee& tracee, SitePlan& site) const;
   Result<void> arm(Tracee& tracee, Planned& planned);
   Result<void> add_site(Tracee& tracee, TargetSite site);
@@ -119,7 +120,7 @@ class Target {
   Addr syscall_;
   Addr row_cache_;  // of the block published last
   TargetOptions options_;
-  bool sanitized_ = false;  // see is_sanitized()
+  NoHijack no_hijack_ = NoHijack::none;  // of all functions, see no_hijack_beside()
   SessionHeader* session_ = nullptr;
   std::vector<TargetImage> images_;
   std::vector<TargetSite> sites_;

@@ -56,6 +56,32 @@ CODE
   run -2 "$SONDE" record --force-trap --no-trap -- ./tiny
 }
 
+@test "traps: a program's own backtrace does not show them" {
+  cat >depth.cc <<'CODE'
+#include <execinfo.h>
+#include <stdio.h>
+#include <string.h>
+static volatile int sum;
+__attribute__((noinline, noclone)) int depth(int n) {
+  if (n) {
+    int r = depth(n - 1);
+    sum += r;
+    return r;
+  }
+  void *places[200];
+  int count = backtrace(places, 200);
+  char **lines = backtrace_symbols(places, count);
+  for (int i = 0; i < count; i++) puts(strtok(lines[i], "["));
+  return count;
+}
+int main() { printf("%d\n", depth(5)); }
+CODE
+  g++ -O1 -rdynamic -o depth depth.cc
+  same_as_untraced -- ./depth
+  same_as_untraced --force-trap -- ./depth
+  same_as_untraced --force-trap -f '*:*' -- ./depth
+}
+
 @test "traps: none beside a runtime that makes code" {
   build_tiny
   gcc -O1 -o tiny tiny.c -Wl,--no-as-needed -L. -lvm -Wl,-rpath,"$PWD"

@@ -174,6 +174,45 @@ CODE
   done
 }
 
+@test "an exception of an unwinder that nobody can find passes probed functions of other images" {
+  cat >thrower.cc <<'CODE'
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+extern "C" int compare(const void *, const void *) { throw 77; }
+extern "C" int throws(void) {
+  int values[] = {5, 3, 1};
+  try {
+    qsort(values, 3, 4, compare);
+  } catch (int x) {
+    return printf("caught %d\n", x);
+  }
+  return 0;
+}
+CODE
+  echo 'extern "C" int throws(void); int main() { throws(); }' >throws.cc
+  own='-static-libgcc -static-libstdc++ -s'
+  g++ -O2 -w $own -o throws thrower.cc throws.cc
+  same_as_untraced -f '*:*' -- ./throws
+  "$SONDE" report trace | grep -q 'program with an unwinder that nobody can find'
+  # Loaded when functions of others are hooked already.
+  g++ -O2 -w $own -shared -fPIC -o libthrower.so thrower.cc
+  cat >loads.c <<'CODE'
+#include <dlfcn.h>
+#include <stdlib.h>
+static int less(const void *a, const void *b) { return *(const char *)a - *(const char *)b; }
+int main(void) {
+  char text[] = "hooked";
+  qsort(text, 6, 1, less);
+  void *library = dlopen("./libthrower.so", RTLD_NOW);
+  return ((int (*)(void))dlsym(library, "throws"))() != 10;
+}
+CODE
+  gcc -O2 -o loads loads.c
+  same_as_untraced -f '*:*' -- ./loads
+  [ "$(calls_of qsort)" -ge 2 ]
+}
+
 @test "a function whose exception table cannot be read gets a trap or is refused, with the reason" {
   landing_pads
   "$SONDE" list ./pads | grep -q ' trap *unknown'
