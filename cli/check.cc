@@ -125,8 +125,8 @@ int run(const Options& options) {
   if (options.json) print_json(*image, report, kept);
   else print_text(*image, report, options, kept);
   if (!kept && !options.no_mark && count_of(report, check::Verdict::wrong))
-    fmt::print(stderr, "sonde: note: wrong rows could not be marked: {}\n",
-               image->build_id().empty() ? "the file has no build id" : "there is no folder for the cache");
+    tell("sonde: note: wrong rows could not be marked: {}\n",
+         image->build_id().empty() ? "the file has no build id" : "there is no folder for the cache");
   return count_of(report, check::Verdict::wrong) ? 1 : 0;
 }
 

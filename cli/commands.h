@@ -3,7 +3,10 @@
 // throwing CommandError, which main.cc prints as one line.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdio>
 
 #include "host/error.h"
 
@@ -18,6 +21,13 @@ template <class T>
 T require(host::Result<T> result) {
   if (!result) throw CommandError{std::move(result).error()};
   if constexpr (!std::is_void_v<T>) return *std::move(result);
+}
+
+// To standard error. A message that cannot be written (a full disk, a reader that went away) is no reason to end otherwise.
+template <class... Args>
+void tell(fmt::format_string<Args...> format, Args&&... args) {
+  std::string text = fmt::format(format, std::forward<Args>(args)...);
+  std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
 void add_record(CLI::App& app, int& status);

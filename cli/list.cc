@@ -155,7 +155,7 @@ int run(const Options& options) {
     throw CommandError{{fmt::format("{} is for AArch64: its functions cannot be planned here", image->path()), 1}};
   auto functions = selection.select(*image, true);
   if (auto error = selection.unmatched({&image, 1})) throw CommandError{*error};
-  for (auto& note : selection.notes()) fmt::print(stderr, "sonde: note: {}\n", printable(note));
+  for (auto& note : selection.notes()) tell("sonde: note: {}\n", printable(note));
   LoadedImage loaded = place(image);
   std::string obstacle;
   ImagePlan plan = make_plan(loaded, functions, !options.no_trap, &obstacle);

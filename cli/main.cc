@@ -1,7 +1,9 @@
 // Chooses the command and prints errors. Exit status: the traced program's own for `record`; otherwise 0, 1 failed,
 // 2 the command was wrong, 3 a stack is not reliable (`stack --reliable`).
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +18,21 @@
 #include "host/image/names.h"
 #include "host/image/near.h"
 
+using sonde::cli::tell;
+
 namespace {
+
+// What was closed when sonde was started would be the next file that it opens, and its messages would go there. As it would be
+// for the program: nothing can be read or written, and the program itself does not inherit it.
+void fill_standard_descriptors() {
+  constexpr int kUseless[] = {O_WRONLY, O_RDONLY, O_RDONLY};
+  for (int fd = 0; fd <= 2; fd++) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    int got = open("/dev/null", kUseless[fd] | O_CLOEXEC);
+    if (got < 0) got = memfd_create("sonde", MFD_CLOEXEC);
+    if (got >= 0 && got != fd) close(got);
+  }
+}
 
 std::string red(const std::string& text) { return isatty(2) ? "\033[31m" + text + "\033[0m" : text; }
 
@@ -30,14 +46,13 @@ std::vector<std::string> command_names(const CLI::App& app) {
 // Without a command, or with a word that is none or would be swallowed. Options of sonde's own are left to the parser.
 bool names_no_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2) {
-    fmt::print(stderr, "{}\n\n{}", red("sonde: which command?"), app.help());
+    tell("{}\n\n{}", red("sonde: which command?"), app.help());
     return true;
   }
   std::string word = argv[1];
   if (argc > 2 && (word == "--help" || word == "-h")) word = argv[2];  // of a command
   if (word == "--version" && argc > 2) {
-    fmt::print(stderr, "{}\n",
-               red(fmt::format("sonde: --version stands alone, not with '{}'", sonde::host::printable(argv[2]))));
+    tell("{}\n", red(fmt::format("sonde: --version stands alone, not with '{}'", sonde::host::printable(argv[2]))));
     return true;
   }
   auto names = command_names(app);
@@ -49,9 +64,8 @@ bool names_no_command(const CLI::App& app, int argc, char** argv) {
       near = fmt::format("; did you mean {}?", name);
   if (near.empty() && (word.find('/') != word.npos || access(word.c_str(), F_OK) == 0))
     near = fmt::format("; to record a program: sonde record {}", word);
-  fmt::print(stderr, "{}\nusage: sonde {} ...\n       sonde COMMAND --help\n",
-             red(fmt::format("sonde: '{}' is no command{}", sonde::host::printable(word), near)),
-             fmt::join(names, "|"));
+  tell("{}\nusage: sonde {} ...\n       sonde COMMAND --help\n",
+       red(fmt::format("sonde: '{}' is no command{}", sonde::host::printable(word), near)), fmt::join(names, "|"));
   return true;
 }
 
@@ -69,6 +83,7 @@ std::string say(const CLI::App* app, const CLI::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  fill_standard_descriptors();
   CLI::App app{"Function probes and trustworthy stack traces for user programs.", "sonde"};
   app.set_version_flag("--version", "sonde 0.1.0");
   app.require_subcommand(1);
@@ -95,14 +110,14 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const sonde::cli::CommandError& error) {
-    fmt::print(stderr, "{}\n", red("sonde: " + error.error.message));
+    tell("{}\n", red("sonde: " + error.error.message));
     return error.error.exit_status;
   } catch (const std::exception& error) {  // output that cannot be written, or no memory
     std::fprintf(stderr, "sonde: %s\n", error.what());
     return 1;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
-    fmt::print(stderr, "{}\n", red(fmt::format("sonde: cannot write the output: {}", std::strerror(errno))));
+    tell("{}\n", red(fmt::format("sonde: cannot write the output: {}", std::strerror(errno))));
     return status ? status : 1;
   }
   return status;

@@ -44,13 +44,6 @@ struct Options {
   bool stacks = false, drop = false, sum = false, force_trap = false, no_trap = false, quiet = false;
 };
 
-// A message that cannot be written (a full disk, a reader that went away) is no reason to end otherwise.
-template <class... Args>
-void tell(fmt::format_string<Args...> format, Args&&... args) {
-  std::string text = fmt::format(format, std::forward<Args>(args)...);
-  std::fwrite(text.data(), 1, text.size(), stderr);
-}
-
 // Signals that reach sonde while the program runs. Those that somebody sent are passed on; what the terminal sends goes
 // to the program anyway.
 std::atomic<pid_t> program_pid = 0;

@@ -235,11 +235,11 @@ int run(const Options& options) {
     out["problems"] = problems;
     fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   }
-  for (const std::string& problem : problems) fmt::print(stderr, "sonde: note: {}\n", printable(problem));
+  for (const std::string& problem : problems) tell("sonde: note: {}\n", printable(problem));
   if (options.verbose && options.pid)
-    fmt::print(stderr, "sonde: {}; the longest pause of one was {:.1f} us, the median {:.1f} us\n",
-               counted(target.threads().size(), "thread"), microseconds(target.pauses().back()),
-               microseconds(median(target.pauses())));
+    tell("sonde: {}; the longest pause of one was {:.1f} us, the median {:.1f} us\n",
+         counted(target.threads().size(), "thread"), microseconds(target.pauses().back()),
+         microseconds(median(target.pauses())));
   return options.reliable && !all_whole ? 3 : 0;
 }
 

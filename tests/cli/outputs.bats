@@ -92,3 +92,32 @@ device() { stat -c '%F %t:%T' "$1"; }
   "$SONDE" report trace | grep -q '; the program ended with exit status 4'
   "$SONDE" record -q -o trace -- sh -c 'exit 0'
 }
+
+@test "descriptors that are closed stay the program's, and no message goes where they were" {
+  cat >which.c <<'CODE'
+#include <fcntl.h>
+#include <stdio.h>
+int main(void) {
+  int open_ones = 0;
+  for (int fd = 0; fd < 3; fd++) open_ones |= (fcntl(fd, F_GETFD) >= 0) << fd;
+  return 10 + open_ones;
+}
+CODE
+  gcc -O1 -o which which.c
+  for closed in '<&-' '>&-' '2>&-' '<&- >&-' '<&- >&- 2>&-'; do
+    expected=0 status=0
+    eval "./which $closed" || expected=$?
+    eval "timeout -k 2 20 '$SONDE' record -o trace -- ./which $closed" || status=$?
+    [ "$status" -eq "$expected" ]
+    [ "$(calls_of main)" -eq 1 ]
+  done
+  # A child that goes on is told of on standard error: not in the recorder's own memory.
+  "$SONDE" record -o trace -- bash -c '(sleep 1; f() { :; }; for i in {1..300}; do f; done; echo late) & echo first' 2>&- >/dev/null
+  [ "$(calls_of execute_command_internal)" -gt 300 ]
+  "$SONDE" report trace | grep -q '^lost: none'
+  for view in 'report trace' 'report --json trace' 'list ./which' 'nonsense'; do
+    status=0
+    "$SONDE" $view <&- >&- 2>&- || status=$?
+    [ "$status" -ge 1 ] && [ "$status" -le 2 ]
+  done
+}
