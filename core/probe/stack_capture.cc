@@ -23,20 +23,13 @@ AddrRange mapped_above(uint64_t sp, bool& to_its_end) {
   bool found[kProbedPages];
   for (unsigned i = 0; i < kProbedPages; i++) addresses[i] = first + i * kPage;
   safe_read_words(addresses, words, found, kProbedPages);
-  unsigned pages = 1;  // sp's own: the program has just used it
+  unsigned pages = 1;  // sp's own: the program has just used it, or it is asked for
   while (pages < kProbedPages && found[pages]) pages++;
   to_its_end = found[0] && pages < kProbedPages;
   return {Addr(first), Addr(first + pages * kPage)};
 }
 
-// The scratch's range that holds sp and, if it can be had, a good deal above it.
-AddrRange known_stack(ThreadScratch* scratch, uint64_t sp) {
-  for (unsigned i = 0; i < 3; i++) {
-    const AddrRange& range = scratch->stacks[i];
-    if (range.contains(Addr(sp)) && (range.end.value - sp >= 2 * kPage || scratch->to_its_end[i])) return range;
-  }
-  bool to_its_end;
-  AddrRange fresh = mapped_above(sp, to_its_end);
+AddrRange keep_stack(ThreadScratch* scratch, AddrRange fresh, bool to_its_end) {
   for (unsigned i = 0; i < 3; i++) {
     AddrRange& range = scratch->stacks[i];
     if (!range.overlaps({fresh.begin, fresh.end + 1})) continue;
@@ -48,6 +41,26 @@ AddrRange known_stack(ThreadScratch* scratch, uint64_t sp) {
   scratch->stacks[oldest] = fresh;
   scratch->to_its_end[oldest] = to_its_end;
   return fresh;
+}
+
+// The scratch's range that holds sp and, if it can be had, a good deal above it.
+AddrRange known_stack(ThreadScratch* scratch, uint64_t sp) {
+  for (unsigned i = 0; i < 3; i++) {
+    const AddrRange& range = scratch->stacks[i];
+    if (range.contains(Addr(sp)) && (range.end.value - sp >= 2 * kPage || scratch->to_its_end[i])) return range;
+  }
+  bool to_its_end;
+  AddrRange fresh = mapped_above(sp, to_its_end);
+  return keep_stack(scratch, fresh, to_its_end);
+}
+
+// A stack on which the thread was interrupted, and where it may never have been hit. False where sp is in no mapped page, as
+// after an overflow.
+bool learn_stack(ThreadScratch* scratch, uint64_t sp) {
+  uint64_t word;
+  if (!sp || safe_read(sp & kPageMask, &word, sizeof word) != sizeof word) return false;
+  known_stack(scratch, sp);
+  return true;
 }
 
 RowCache* rows_of(const TableArena* arena) { return reinterpret_cast<RowCache*>(arena->row_cache); }
@@ -90,10 +103,21 @@ WalkStart<X86_64> start_of(const SiteRegs& regs) {
   return start;
 }
 
-[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
-                                    const SiteRegs& regs, std::span<Frame> out) {
+[[gnu::noinline]] WalkResult walk_once(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
+                                       const WalkStart<X86_64>& start, std::span<Frame> out) {
   RawMemory memory = own_memory(scratch, stack);
-  return walk(arena, rows_of(arena), memory, start_of(regs), out).frames;
+  return walk(arena, rows_of(arena), memory, start, out);
+}
+
+// Again for each stack that a signal was delivered on and that was not known; the alternate one and those of handlers on it.
+[[gnu::noinline]] unsigned walk_any(const TableArena* arena, ThreadScratch* scratch, AddrRange stack,
+                                    const WalkStart<X86_64>& start, std::span<Frame> out) {
+  WalkResult result = walk_once(arena, scratch, stack, start, out);
+  for (unsigned i = 1; i < RawMemory::kMaxStacks && result.unknown_stack.value; i++) {
+    if (!learn_stack(scratch, result.unknown_stack.value)) break;
+    result = walk_once(arena, scratch, stack, start, out);
+  }
+  return result.frames;
 }
 
 }  // namespace
@@ -101,10 +125,9 @@ WalkStart<X86_64> start_of(const SiteRegs& regs) {
 unsigned stack_from(ThreadScratch* scratch, const SiteRegs& regs, bool pc_is_return, std::span<Frame> out) {
   const TableArena* arena = current_arena(sonde_agent_control.tables);
   if (!arena) return 0;
-  RawMemory memory = own_memory(scratch, known_stack(scratch, regs.sp));
   WalkStart<X86_64> start = start_of(regs);
   start.source = Source::caller, start.pc_is_return = pc_is_return;
-  return walk(arena, rows_of(arena), memory, start, out).frames;
+  return walk_any(arena, scratch, known_stack(scratch, regs.sp), start, out);
 }
 
 namespace {
@@ -142,7 +165,7 @@ std::span<const uint64_t> capture_stack(ThreadScratch* scratch, WalkPlace* place
   const RowCache* rows = rows_of(arena);
   unsigned count = rows ? walk_usual(arena, *rows, stack, regs, place->packed) : 0;
   if (!count) {
-    count = walk_any(arena, scratch, stack, regs, place->frames);
+    count = walk_any(arena, scratch, stack, start_of(regs), place->frames);
     for (unsigned i = 0; i < count; i++) {
       uint64_t word = pack_frame(place->frames[i]);  // which no later frame's place begins in front of
       place->packed[i] = word;

@@ -380,15 +380,21 @@ class Walker {
     next->exact = next->over_signal = true, next->source = Source::regs_pc;
     if (size && alternate.contains(sp()) && !alternate.contains(interrupted)) {
       if (Reason reason = switch_stack(alternate, interrupted); reason == Reason::foreign_stack) return reason;
-      else on_stack_ = reason == Reason::reliable;  // the interrupted pc is certain, its stack is not known
+      else stand_on(interrupted, reason);
       return Reason::reliable;
     }
     if (interrupted > sp() && interrupted <= stack_.end) return Reason::reliable;
     if (stack_.contains(interrupted)) return Reason::non_progress;
     Reason reason = switch_stack(stack_, interrupted);
     if (reason == Reason::foreign_stack) return reason;
-    on_stack_ = reason == Reason::reliable;
+    stand_on(interrupted, reason);
     return Reason::reliable;
+  }
+
+  // Where a signal interrupted the thread: the pc is certain even if its stack is not known.
+  void stand_on(Addr interrupted, Reason reason) {
+    on_stack_ = reason == Reason::reliable;
+    if (!on_stack_ && !failed_) result_.unknown_stack = interrupted;
   }
 
   // Execution stands in a return trampoline: the function has returned, nothing of it is left but the consumed slot.

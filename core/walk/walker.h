@@ -37,6 +37,9 @@ struct WalkResult {
   unsigned frames = 0;
   Reason reason =
       Reason::unknown_code;  // end: the whole stack, every frame reliable; otherwise of the first that is not
+  // Not 0: a signal interrupted the thread with its sp there, on a stack that `memory` does not know. It is mapped as long as
+  // the handler runs, so whoever can find out may walk again.
+  Addr unknown_stack = Addr();
   bool whole() const { return reason == Reason::end; }
 };
 
