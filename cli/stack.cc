@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <string.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -58,7 +59,7 @@ struct Location {
   std::vector<SourceRow> source;  // innermost first, the function itself last; empty without debug information
 };
 
-Location locate(const StackTarget& target, const Frame& frame) {
+Location find_location(const StackTarget& target, const Frame& frame) {
   Location where;
   const LoadedImage* loaded = target.image_at(frame.code().lookup());
   if (!loaded) return where.file = target.file_at(frame.code().lookup()), where;
@@ -72,6 +73,14 @@ Location locate(const StackTarget& target, const Frame& frame) {
   where.function = display_name(*where.image, *hit->function);
   where.offset = hit->offset + back;
   return where;
+}
+
+// Recursions show the same few places many thousand times.
+const Location& locate(const StackTarget& target, const Frame& frame) {
+  static std::map<std::pair<uint64_t, bool>, Location> known;  // of the one target of this command
+  auto [found, added] = known.try_emplace({frame.pc.value, frame.is_return});
+  if (added) found->second = find_location(target, frame);
+  return found->second;
 }
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
@@ -123,7 +132,7 @@ void print_text(const StackTarget& target, const StoppedThread& thread, const Sh
       fmt::print("     ... {} left out\n", counted(shown.left_out, "frame"));
       number += shown.left_out;
     }
-    Location where = locate(target, frames[i]);
+    const Location& where = locate(target, frames[i]);
     for (const SourceRow& row : where.source)
       if (row.inlined && !options.no_inline)
         fmt::print("{:<4} {:<18} {}{}\n", "", "inlined", row.function.empty() ? "??" : printable(row.function),
@@ -152,7 +161,7 @@ nlohmann::ordered_json flags_json(const Frame& frame) {
 
 nlohmann::ordered_json frame_json(const StackTarget& target, const Frame& frame) {
   static constexpr const char* kSources[] = {"frame", "caller", "task", "regs_pc"};
-  Location where = locate(target, frame);
+  const Location& where = locate(target, frame);
   nlohmann::ordered_json out{{"pc", fmt::format("{:#x}", frame.pc.value)}, {"is_return", frame.is_return}};
   if (!where.function.empty()) out["function"] = where.function;
   if (!where.file.empty()) out["file"] = where.file;

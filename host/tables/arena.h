@@ -52,4 +52,8 @@ Result<std::vector<uint8_t>> build_arena(const ArenaInput& input);
 //   bare...        their system call; what every file has from crti.o and crtbegin.o (host/tables/start_files.h)
 std::vector<ArenaSpecial> find_specials(const LoadedImage& loaded, const Table* table);
 
+// Special code of no image, known by the kernel's name for its mapping: "[uprobes]", where functions return to that a return
+// probe of the kernel has hooked. The real address is kept by the kernel alone: unreliable.
+std::vector<ArenaSpecial> mapped_specials(std::span<const Mapping> mappings);
+
 }  // namespace sonde::host

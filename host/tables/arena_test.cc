@@ -211,6 +211,24 @@ TEST_CASE("specials: entry point, linker start, vDSO, linkage stubs") {
       CHECK(is_special(specials, SpecialKind::bare, special.range.begin - 2));
 }
 
+TEST_CASE("specials: the kernel's page of return probes, by its name") {
+  auto maps = parse_maps(
+      "7ffff7fc1000-7ffff7fc3000 r-xp 00000000 00:00 0                          [vdso]\n"
+      "7fffffffe000-7ffffffff000 --xp 00000000 00:00 0                          [uprobes]\n");
+  REQUIRE(maps);
+  auto specials = mapped_specials(*maps);
+  REQUIRE(specials.size() == 1);
+  ArenaInput input;
+  input.specials = specials;
+  auto arena = build_arena(input);
+  REQUIRE(arena);
+  ArenaView view(&head(*arena));
+  CodeAddr returned_to{Addr(0x7fffffffe000), true};
+  REQUIRE(view.special(returned_to.lookup()));
+  CHECK(view.special(returned_to.lookup())->kind == static_cast<uint32_t>(SpecialKind::unreliable));
+  CHECK(!view.special(Addr(0x7ffff7fc1000)));
+}
+
 TEST_CASE("specials: what a program declares") {
   auto at = [](const char& symbol) { return Addr(reinterpret_cast<uint64_t>(&symbol)); };
   auto specials = specials_of(loaded_for(&test_special_first));

@@ -44,7 +44,7 @@ class Finder {
     out_.push_back({{loaded_.to_target(range.begin), loaded_.to_target(range.end)}, kind});
   }
 
-  // What the program says itself, see include/sonde/special.h.
+  // What the program says itself, see include/sonde/special.h. Test: "specials: what a program declares".
   void add_declared() {
     const Section* section = image_.section("sonde_special");
     if (!section || !section->addr) return;
@@ -67,6 +67,7 @@ class Finder {
   }
 
   // x86-64: mov $15,%rax; syscall. AArch64: mov x8,#139; svc #0. glibc, musl, Go and the kernel's vDSO use exactly these.
+  // Test: "specials: the restorer that libc registered with the kernel".
   void add_signal_returns() {
     static constexpr uint8_t kX86[] = {0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05};
     static constexpr uint8_t kAarch64[] = {0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4};
@@ -79,7 +80,7 @@ class Finder {
 
   // glibc's __start_context, where a function started by makecontext returns to: mov %rbx,%rsp; mov (%rsp),%rdi;
   // test %rdi,%rdi; je; and hlt at its end. Nobody calls it, so the byte in front, at which its return address is looked
-  // up, is padding.
+  // up, is padding. Test: "specials: where a function started by makecontext returns to".
   void add_context_start() {
     static constexpr uint8_t kStart[] = {0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74};
     if (!x86_) return;
@@ -92,6 +93,7 @@ class Finder {
 
   // glibc's clone and clone3: from behind the system call to where parent and child part, the child runs on its new stack
   // by the parent's rows. Pattern: syscall; test %rax,%rax; jl; je child; ret, where the child's row says outermost.
+  // Test: "specials: entry point, linker start, vDSO, linkage stubs".
   void add_clone_returns() {
     static constexpr uint8_t kTest[] = {0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c};
     if (!x86_) return;
@@ -104,6 +106,7 @@ class Finder {
     });
   }
 
+  // Test: "specials: start files of every kind of link are recognised to the last byte".
   void add_start_files() {
     if (!x86_) return;
     auto add_all = [&](ImageAddr base, const std::vector<BareCode>& found) {
@@ -121,6 +124,7 @@ class Finder {
 
   // setcontext and swapcontext: from where sp is the new context's to where its pc is pushed, rows say that a return address
   // lies on top of the stack, where there is none: mov 0xa0(%rdx),%rsp; ...; mov 0xa8(%rdx),%rcx; push %rcx.
+  // Test: "specials: swapcontext between the new stack pointer and its pc".
   void add_context_loads() {
     static constexpr uint8_t kLoadSp[] = {0x48, 0x8b, 0xa2, 0xa0, 0, 0, 0};
     static constexpr uint8_t kPushPc[] = {0x48, 0x8b, 0x8a, 0xa8, 0, 0, 0, 0x51};
@@ -136,6 +140,7 @@ class Finder {
   // libgcc's functions that throw: one call (of uw_install_context_1) writes the landing pad over their own return address,
   // another (of _Unwind_DebugHook) follows, then sp is moved as well: mov %rcx,%rsp. In between their row leads to the landing
   // pad, as if it had called, with a stack pointer that it never has.
+  // Test: "specials: libgcc's functions from where they have written over their return addresses".
   void add_unwound_returns() {
     static constexpr uint8_t kMove[] = {0x48, 0x89, 0xcc};
     constexpr int64_t kFurthest = 192;
@@ -177,6 +182,7 @@ class Finder {
   }
 
   // The kernel starts a program, or its dynamic linker, at the entry point: nobody called that function.
+  // Test: "specials: entry point, linker start, vDSO, linkage stubs".
   void add_entry() {
     ImageAddr entry = image_.entry();
     if (!entry || !is_code(entry)) return;
@@ -207,6 +213,7 @@ class Finder {
 
   // glibc's dynamic linker: _start and _dl_start_user behind it, from which constructors are called, have no rows:
   // mov %rsp,%rdi; call _dl_start; mov %rax,%r12; ...; jmp *%r12.
+  // Test: "specials: entry point, linker start, vDSO, linkage stubs".
   ImageAddr end_of_linker_start(ImageAddr entry) const {
     auto code = x86_ ? code_at(entry, 128) : std::span<const uint8_t>();
     auto has = [&](size_t at, std::initializer_list<uint8_t> bytes) {
@@ -220,6 +227,7 @@ class Finder {
   }
 
   // As far as rows say "nobody called this", or to the hlt behind glibc's call of __libc_start_main.
+  // Test: "specials: entry point, linker start, vDSO, linkage stubs".
   ImageAddr end_of_start(ImageAddr entry) const {
     ImageAddr at = entry;
     for (const Row* row; table_ && at < entry + kLongestStart && (row = table_->lookup(at)) &&
@@ -235,7 +243,7 @@ class Finder {
   }
 
   // By symbol; in a stripped dynamic linker by its first row: entered by a jump from the first linkage stub, with two words
-  // pushed above the return address.
+  // pushed above the return address. Test: "specials: entry point, linker start, vDSO, linkage stubs".
   void add_resolver() {
     bool linker = image_.entry() && !image_.interpreter() && image_.symbol("__tls_get_addr");
     if (!linker) return;
@@ -266,6 +274,15 @@ class Finder {
 };
 
 }  // namespace
+
+// Test: "specials: the kernel's page of return probes, by its name".
+std::vector<ArenaSpecial> mapped_specials(std::span<const Mapping> mappings) {
+  std::vector<ArenaSpecial> found;
+  for (const Mapping& mapping : mappings)  // returned to at its first byte, and looked up one before
+    if (mapping.path == "[uprobes]")
+      found.push_back({{mapping.range.begin - 1, mapping.range.end}, SpecialKind::unreliable});
+  return found;
+}
 
 std::vector<ArenaSpecial> find_specials(const LoadedImage& loaded, const Table* table) {
   uint16_t machine = loaded.image->machine();

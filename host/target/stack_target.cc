@@ -81,10 +81,18 @@ class StackCopier {
       uint64_t offset = trampoline_offset(arena_, Addr(word));
       if (offset >= uint64_t{kTrampolines} * kTrampolineStride) return word;
       Addr entry(arena_.entries + offset / kTrampolineStride * kTrampolineStride);
-      if (!snapshot_.holds(entry)) snapshot_.copy(entry, kTrampolineStride);
+      if (!snapshot_.holds(entry)) copy_around(entry);
       if (!snapshot_.read_as(entry, &word)) return word;
     }
     return word;
+  }
+
+  // Calls that are open have entries side by side: with a hundred thousand of them the thread stands still for each copy.
+  void copy_around(Addr entry) {
+    constexpr uint64_t kTogether = 4096;
+    AddrRange all = entries_of(arena_);
+    Addr begin = std::max(all.begin, Addr(entry.value & ~(kTogether - 1)));
+    snapshot_.copy(begin, std::min(kTogether, static_cast<uint64_t>(all.end - begin)));
   }
 
   SnapshotMemory& snapshot_;
@@ -111,8 +119,9 @@ std::string StackTarget::file_at(Addr pc) const {
   return "";
 }
 
-Result<void> StackTarget::describe(TargetMemory& memory) {
+Result<void> StackTarget::describe(TargetMemory& memory, std::span<const Mapping> mappings) {
   ArenaInput input;
+  input.specials = mapped_specials(mappings);
   signal_returns_.clear();
   for (const LoadedImage& loaded : images_) {
     if (auto agent = view_agent(loaded)) {
@@ -203,7 +212,7 @@ Result<StackTarget> StackTarget::of_process(pid_t pid) {
     if (!before) return status_field(any, "Name").empty() ? fail(ended(pid)) : std::unexpected(not_permitted(any));
     target.images_ = SONDE_TRY(loaded_images(any, &target.problems_));
     auto process = std::make_shared<ProcessMemory>(any, *before);
-    SONDE_TRY_VOID(target.describe(*process));
+    SONDE_TRY_VOID(target.describe(*process, *before));
     process->forget();
 
     for (const Mapping& m : *before)
@@ -231,7 +240,7 @@ Result<StackTarget> StackTarget::of_core(const std::string& path, const std::str
   target.files_ = core->files();
   target.images_ = core->load_images(executable, &target.problems_);
   target.doubtful_.assign(core->doubtful().begin(), core->doubtful().end());
-  SONDE_TRY_VOID(target.describe(*core));
+  SONDE_TRY_VOID(target.describe(*core, {}));
   target.memories_.assign(target.threads_.size(), std::move(core));
   return target;
 }

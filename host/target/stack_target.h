@@ -55,7 +55,7 @@ class StackTarget {
  private:
   StackTarget() = default;
   // Tables, special code, agent: arena_ from images_. Reads the agent's list of detours through `memory`.
-  Result<void> describe(TargetMemory& memory);
+  Result<void> describe(TargetMemory& memory, std::span<const Mapping> mappings);
   // Stops each thread there is and copies its stack.
   Result<void> take_threads(const std::shared_ptr<ProcessMemory>& process);
   Result<Visit> take_thread(pid_t tid, const std::shared_ptr<ProcessMemory>& process);

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +15,9 @@
 #include <set>
 #include <sstream>
 
+#include "core/unwind/arena.h"
 #include "core/walk/reason.h"
+#include "host/target/agent_view.h"
 #include "host/target/stack_target.h"
 
 namespace sonde::host {
@@ -354,6 +357,58 @@ TEST_CASE("stacks: of a program that is being recorded, as of the same program a
       kill(pid, SIGKILL);
     }
   }
+}
+
+TEST_CASE("tables: read-only where walks read them, as are ranges that a program declares (S22)") {
+  auto mapping_of = [](pid_t pid, uint64_t at) {
+    auto maps = read_maps(pid);
+    REQUIRE(maps);
+    auto found = std::ranges::find_if(*maps, [&](const Mapping& m) { return m.range.contains(Addr(at)); });
+    REQUIRE(found != maps->end());
+    return *found;
+  };
+  // This program's own, by special.h: where the linker put them, without a relocation.
+  std::vector<std::string> problems;
+  auto own = loaded_images(getpid(), &problems);
+  REQUIRE(own);
+  bool declared = false;
+  for (const LoadedImage& loaded : *own) {
+    const Section* section = loaded.image->section("sonde_special");
+    if (!section) continue;
+    declared = true;
+    Mapping mapping = mapping_of(getpid(), loaded.to_target(section->addr).value);
+    CHECK(mapping.readable);
+    CHECK(!mapping.writable);
+  }
+  CHECK(declared);
+  fs::path sonde = fs::path(SONDE_BINARY_DIR) / "sonde";
+  if (!fs::exists(sonde)) return skip("sonde itself is not built");
+  std::string program = build("read_only", kThreads, "-O2");
+  Process recorder({sonde, "record", "-s", "-o", folder() / "read_only.trace", "--", program});
+  recorder.wait_ready();
+  pid_t pid = child_of(recorder.pid);
+  REQUIRE(pid != 0);
+  auto images = loaded_images(pid, &problems);
+  auto maps = read_maps(pid);
+  REQUIRE(images);
+  REQUIRE(maps);
+  ProcessMemory memory(pid, *maps);
+  std::optional<AgentView> agent;
+  for (const LoadedImage& loaded : *images)
+    if (!agent) agent = view_agent(loaded);
+  REQUIRE(agent);
+  Addr arena = published_arena(*agent, memory);
+  TableArena header;
+  REQUIRE(arena);
+  REQUIRE(memory.read_as(arena, &header));
+  CHECK(header.image_count >= 3);
+  CHECK(header.special_count > 10);
+  Mapping mapping = mapping_of(pid, arena.value);
+  CHECK(mapping.readable);
+  CHECK(!mapping.writable);
+  CHECK(!mapping.executable);
+  CHECK(arena.value + header.size <= mapping.range.end.value);
+  kill(pid, SIGKILL);
 }
 
 TEST_CASE("stacks: a core file by gcore, as gdb sees it") {

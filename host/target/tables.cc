@@ -84,6 +84,10 @@ Result<Addr> Target::map_block(Tracee& tracee, uint64_t size) {
 // is still reading there finds nothing, as in the beginning.
 Result<void> Target::publish_tables(Tracee& tracee) {
   ArenaInput input = arena_input();
+  if (auto maps = read_maps(tracee.thread())) {
+    auto mapped = mapped_specials(*maps);
+    input.specials.insert(input.specials.end(), mapped.begin(), mapped.end());
+  }
   const Addr old_cache = row_cache_;
   if (options_.stacks) {
     input.row_cache = row_cache_ = SONDE_TRY(

@@ -450,3 +450,80 @@ C
   run -0 "$SONDE" stack --help
   [[ "$output" == *"Examples:"*"sonde stack -p 4711"* ]]
 }
+
+@test "threads that were preempted, between any two instructions: the pc is exact and the stack is certain" {
+  cat >busy.c <<'C'
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+static volatile long sum;
+__attribute__((noinline)) long leaf(long n) { return n * 3 + sum; }
+__attribute__((noinline)) long with_frame(long n) { volatile long room[8]; room[n & 7] = leaf(n); return room[n & 7] + leaf(n + 1); }
+__attribute__((noinline)) void work(void) { for (long i = 0;; i++) sum += with_frame(i); }
+static void* begin(void* unused) { work(); return unused; }
+static void handler(int number) { (void)number; pause(); __asm__ volatile(""); }
+int main(void) {
+  pthread_t thread;
+  signal(SIGUSR1, handler);
+  pthread_create(&thread, 0, begin, 0);
+  work();
+}
+C
+  gcc -O2 -pthread -o busy busy.c
+  ./busy 3>&- &
+  target=$!
+  until [ "$(ls /proc/$target/task | wc -l)" = 2 ]; do kill -0 $target; done
+  for i in $(seq 40); do "$SONDE" stack --reliable --json -p "$target"; done >stacks
+  kill -USR1 "$target"
+  until [ "$(cut -d' ' -f1 "/proc/$target/syscall")" = 34 ]; do kill -0 $target; done
+  "$SONDE" stack --reliable --json -p "$target" >in_handler
+  python3 - <<'CHECK'
+import json
+decoder, text, at, where = json.JSONDecoder(), open("stacks").read(), 0, set()
+while at < len(text.rstrip()):
+    out, at = decoder.raw_decode(text, at)
+    at += 1
+    for thread in out["threads"]:
+        names = [f.get("function") for f in thread["frames"]]
+        assert thread["reason"] == "end" and "work" in names, thread
+        first = thread["frames"][0]
+        if first["function"] not in ("leaf", "with_frame", "work"):
+            continue  # not begun yet
+        assert first["source"] == "regs_pc" and not first["is_return"] and first["verdict"] == "reliable", first
+        assert names[:names.index("work")] in ([], ["with_frame"], ["leaf", "with_frame"]), names
+        where.add(first["pc"])
+assert len(where) > 5, where
+thread = next(t for t in json.load(open("in_handler"))["threads"] if "handler" in [f.get("function") for f in t["frames"]])
+frames = thread["frames"]
+at = [f.get("function") for f in frames].index("handler") + 2
+assert thread["verdict"] == "reliable" and frames[at]["function"] in ("leaf", "with_frame", "work"), frames
+assert frames[at]["source"] == "regs_pc" and not frames[at]["is_return"] and frames[at + 1]["is_return"], frames[at:]
+CHECK
+}
+
+@test "more open calls than there are return entries: the stack is whole, each address once (S36)" {
+  cat >many.c <<'C'
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((noinline)) long down(long n) { if (!n) pause(); return n ? 1 + down(n - 1) : 0; }
+int main(int argc, char** argv) { return argc + down(atol(argv[1])) < 0; }
+C
+  gcc -O1 -fno-optimize-sibling-calls -o many many.c
+  (ulimit -s 65536; exec "$SONDE" record -q -o trace -f down -- ./many 140000) 3>&- &
+  recorder=$!
+  until target=$(pgrep -P $recorder -x many) && [ "$(cut -d' ' -f1 "/proc/$target/syscall")" = 34 ]; do kill -0 $recorder; sleep 0.1; done
+  "$SONDE" stack --reliable --json --max-frames 200000 -p "$target" >json
+  python3 - <<'CHECK'
+import json
+out = json.load(open("json"))
+(thread,) = out["threads"]
+names = [f.get("function") for f in thread["frames"]]
+assert out["longest_pause_us"] < 2e6, out["longest_pause_us"]  # 131072 entries, each by itself, are more than that
+assert thread["reason"] == "end" and names.count("down") == 140001 and "main" in names, (thread["reason"], names.count("down"))
+hooked = sum("recovered_return" in f["flags"] for f in thread["frames"])
+assert 100000 < hooked < 140000, hooked
+down = [f for f in thread["frames"] if f.get("function") == "down"]
+assert len({f["cfa"] for f in down}) == len(down)
+assert len({f["pc"] for f in down}) <= 3
+CHECK
+}
