@@ -55,6 +55,8 @@ class CallsPrinter : public CallVisitor {
     if (full() || options_.json) return;
     for (size_t i = 0; i < event.frames.size(); i++) {
       Frame frame = unpack_frame(event.frames[i]);
+      for (const std::string& name : symbolizer_.inlined(frame.code(), event.entry))
+        fmt::print(out_, "{:>30}{:<4} {}  [inlined]\n", "", "", printable(name));
       fmt::print(out_, "{:>30}#{:<3} {}{}\n", "", i, printable(symbolizer_.name(frame.code(), event.entry)),
                  frame.reason == Reason::reliable ? "" : fmt::format("  [{}]", describe(frame.reason)));
     }
