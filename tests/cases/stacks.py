@@ -5,12 +5,13 @@ usage: stacks.py --work DIR --sonde FILE [CASE...]
 
 gdb runs a case's program, stops it where the case is about, says what it sees, and writes a core file; `sonde stack` reads that.
 A frame that is called reliable must be gdb's, with the same inlined calls and lines; where the case says what verdict and
-reason there has to be, that is checked too.
+reason there has to be, that is checked too. The same of the stacks that hits record in the program (hits_*).
 """
 import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,37 @@ class Sonde:
         return out["threads"][0], out["problems"]
 
 
+    def hits(self, program, *functions, arguments=()):
+        """The stacks that hits of the functions record, in order of time: lists of (function, reason), an inlined call's reason
+        being "inlined"."""
+        trace = self.folder / "out/hits.trace"
+        chosen = [word for function in functions for word in ("-f", function)]
+        for words in (["record", "-q", "-s", "-o", trace, *chosen, "--", program, *arguments], ["report", "--calls", trace]):
+            done = subprocess.run([self.program, *words], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, errors="replace", timeout=240)
+            require(done.returncode == 0, f"sonde {words}: exit status {done.returncode}\n{done.stderr}")
+        trace.unlink()
+        found, inlined = [], []
+        for number, name, reason in re.findall(r"^ {30,}(#\d+)? +(\S.*?)(?:  \[([a-z-]+)\])?$", done.stdout, re.M):
+            frame = (re.sub(r"\+0x[0-9a-f]+$", "", name), reason or "reliable")
+            if reason == "inlined":
+                inlined.append(frame)
+                continue
+            if number == "#0":
+                found.append([])
+            found[-1] += [*inlined, frame]
+            inlined = []
+        return found
+
+
+def is_whole(stack):
+    return all(reason in ("reliable", "inlined") for _, reason in stack[:-1]) and stack[-1][1] == "end"
+
+
+def chain(stack):
+    return [name for name, _ in stack]
+
+
 def real(rows):
     """gdb's frames that are frames: it shows inlined and tail calls as some."""
     return [r for r in rows if not r["inlined"] and not r["tail"]]
@@ -190,7 +222,19 @@ def case_048(folder, sonde):
     thread, problems = sonde.stack(full["core"], "out/dw4")
     require(thread["reason"] == "unknown-code" and any("out/dw4 is not the file" in p for p in problems), f"{problems}")
     require(sum("out/dw4" in p for p in problems) == 1, f"{problems}")
-    return "13 variants"
+    return f"13 variants; {hits_048(sonde)}"
+
+
+def hits_048(sonde):
+    for variant in ("full", "zlib", "zlibgnu", "lldz", "dwo", "dw4", "link", "mini", "debugframe"):
+        stacks = sonde.hits(f"./out/{variant}", "hidden_leaf")
+        require(len(stacks) == 1000, f"{variant}: {len(stacks)} stacks")
+        inlined = [] if variant == "mini" else [("inl", "inlined")]
+        for stack in stacks:
+            require(is_whole(stack), f"{variant}: {stack}")
+            require(stack[:4 + len(inlined)] == [("hidden_leaf", "reliable"), *inlined, ("hidden_mid", "reliable"), ("shown", "reliable"),
+                                                 ("main", "reliable")], f"{variant}: {stack}")
+    return "the same by hits"
 
 
 def case_050(folder, sonde):
@@ -213,6 +257,40 @@ for i in range(30):
             reliable += thread["verdict"] == "reliable"
         require(reliable >= 0.9 * len(taken), f"{build}: only {reliable} of {len(taken)} states are reliable")
         said.append(f"{build} {reliable}/{len(taken)}")
+    return f"{', '.join(said)}; by hits {hits_050(folder, sonde)}"
+
+
+def hits_050(folder, sonde):
+    """Every function hooked, each hit's stack held against gdb's at a breakpoint in the same place."""
+    script = """
+functions = %r
+start()
+for function in functions:
+    gdb.execute("break *" + function, to_string=True)
+for i in range(2000):
+    gdb.execute("continue", to_string=True)
+    if not gdb.selected_inferior().pid:
+        break
+    take(str(i), False)
+json.dump(taken, open(OUT + "/taken.json", "w"))
+os._exit(0)
+"""
+    known = ("leaf_nofp with_fp many_saved early big_frame with_alloca realigned stack_args tail recurse via_ptr lib run").split()
+    said = []
+    for build in ("t_o2", "t_o0", "t_os", "t_fp", "t_clang", "t_realign"):
+        nm = subprocess.run(["nm", folder / "out" / build], stdout=subprocess.PIPE, text=True, check=True).stdout
+        functions = [f for f in known if re.search(rf" [Tt] {f}$", nm, re.M)]
+        stacks = sonde.hits(f"./out/{build}", *functions)
+        hooked = {chain(stack)[0] for stack in stacks}
+        require(len(hooked) >= 10, f"{build}: only {hooked} are hooked")
+        truth = [to_main([(r["name"], 0) for r in real(stop["frames"])]) for stop in stops(folder, f"out/{build}", script % functions)]
+        truth = [[name for name, _ in frames] for frames in truth if frames[0][0] in hooked]
+        require(len(truth) == len(stacks), f"{build}: {len(stacks)} hits, gdb has {len(truth)}")
+        for frames, stack in zip(truth, stacks):
+            require(is_whole(stack), f"{build}: {stack}")
+            ours = [name for name, reason in stack if reason != "inlined"]
+            require(ours[:len(frames)] == frames, f"{build}: {stack}, gdb has {frames}")
+        said.append(f"{build} {len(stacks)}")
     return ", ".join(said)
 
 
@@ -228,6 +306,9 @@ def case_051(folder, sonde):
         # The address is the true one: the first byte behind the function.
         size = sizes.get(fatal["function"])
         require(fatal["offset"] == size, f"{fatal['function']}+{fatal['offset']}, its size is {size}")
+    stacks = sonde.hits("./out/case", "die")
+    require([chain(stack)[:4] for stack in stacks] == [["die", f"fatal_{which}", "go", "main"] for which in "ba"], stacks)
+    require(all(map(is_whole, stacks)), stacks)
     return "die, fatal_a or fatal_b, go, main"
 
 
@@ -257,7 +338,13 @@ for label in ("start", "first_insn", "mid_fault", "usr2", "null"):
         exact = [f.get("function") for f in thread["frames"][1:] if not f["is_return"]]
         if label in ("first_insn", "mid_fault"):
             require(exact[-1:] == [label], f"{label}: exact are {exact}")
-    return "whole over every signal frame; a null call assumed"
+    stacks = sonde.hits("./out/case", "snap")
+    require(len(stacks) == 5, f"{len(stacks)} hits")
+    for label, stack in zip(("start", "first_insn", "mid_fault", "usr2", "null"), stacks):
+        require([n for n in chain(stack) if n.startswith(ours)] == wanted[label], f"{label}: {stack}")
+        require(is_whole(stack) == (label != "null"), f"{label}: {stack}")
+    require([why for name, why in stacks[4] if name in ("0x0", "nullcall")] == ["null-pc", "null-pc"], stacks[4])
+    return "whole over every signal frame; a null call assumed; the same by hits"
 
 
 def case_055(folder, sonde):
@@ -303,7 +390,23 @@ for i in range(6):
         if function == "a_nocfi":
             require(thread["reason"] == "no-table-row", f"{label}: {thread['reason']}")
     require(len(taken) > 20, f"only {len(taken)} stops")
-    return f"{len(taken)} states"
+    return f"{len(taken)} states, {hits_055(sonde)} hits"
+
+
+def hits_055(sonde):
+    stacks = sonde.hits("./out/case", "cb")
+    require(len(stacks) == 12000, f"{len(stacks)} hits")
+    for at, stack in enumerate(stacks):
+        function = ("a_nocfi", "a_expr", "a_wrong", "drive")[at % 4]  # a_empty jumps
+        require(chain(stack)[:2] == ["cb", function], stack)
+        if function in ("a_expr", "drive"):
+            require(is_whole(stack) and "main" in chain(stack), stack)
+        if function == "a_nocfi":
+            require(stack[1][1] == "no-table-row", stack)
+        if function == "a_wrong":  # nothing behind it is believed
+            bad = next(i for i, (_, reason) in enumerate(stack) if reason not in ("reliable", "end"))
+            require(bad in (1, 2) and not any(why == "reliable" for _, why in stack[bad:]), stack)
+    return len(stacks)
 
 
 def case_056(folder, sonde):
@@ -348,7 +451,24 @@ for kind in range(10):
     finally:
         process.kill()
         process.wait()
-    return f"{reasons}, {seen} of 20 samples"
+    return f"{reasons}, {seen} of 20 samples; by signals {hits_056(sonde, allowed)}"
+
+
+def hits_056(sonde, allowed):
+    """Sampled at 1 kHz by signals, on a stack of their own, as it goes on."""
+    begin = time.monotonic()
+    stacks = [s for s in sonde.hits("./out/sampled", "tick", arguments=["60000000"]) if "spin_with" in chain(s)]
+    require(len(stacks) > 50, f"{len(stacks)} samples")
+    reasons = {}
+    for stack in stacks:
+        at = chain(stack).index("spin_with")
+        require(all(why == "reliable" for _, why in stack[:at]), stack)
+        bad = next((why for _, why in stack if why not in ("reliable", "end")), "none")
+        require(bad in allowed | {"buffer-full"} and not is_whole(stack), stack)
+        reasons[bad] = reasons.get(bad, 0) + 1
+    require(len(reasons) >= 3, reasons)
+    require(time.monotonic() - begin < 120, "samples took long")
+    return reasons
 
 
 def case_059(folder, sonde):
@@ -381,6 +501,8 @@ while inside < 20 and budget > 0:
             ours = [n for n in names(thread) if n in ("many", "outerp", "main")]
             require(ours == ["many", "outerp", "main"], f"{label}: {names(thread)}")
         require(len(taken) > 3, f"{program}: {len(taken)} states in stubs")
+        stacks = sonde.hits(program, "many")
+        require(len(stacks) == 2000 and all(is_whole(s) and chain(s)[:3] == ["many", "outerp", "main"] for s in stacks), f"{program}: hits")
         said.append(f"{pathlib.Path(program).name} {len(taken)}")
     return ", ".join(said)
 
