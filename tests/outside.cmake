@@ -9,6 +9,7 @@ if(TARGET sonde AND NOT SONDE_SANITIZE)
   sonde_outside_test(outside_stacks stacks)
   sonde_outside_test(outside_counts counts sqlite3)
   sonde_outside_test(outside_timer timer)
+  sonde_outside_test(outside_reasons reasons)
   # Minutes: ./dev proof.
   sonde_outside_test(outside_stacks_of_all_subsets stacks --all)
   sonde_outside_test(outside_counts_of_four_programs counts)

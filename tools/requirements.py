@@ -2,7 +2,7 @@
 """Gate: docs/requirements.md has every row, and every test named there exists.
 
 A row is `| S1 | requirement | tests |`. Tests are names in backquotes:
-  `path/x_test.cc: title`   a TEST_CASE("title") in that file
+  `path/x_test.cc: title`   a TEST_CASE("title") in that file; of a .bats file @test "title"
   `path`                    a file that exists and is registered or run somewhere
   `case_010`, `gate_layers`, `core_tests`   a test that ctest knows
 or the words "not yet: " and a reason.
@@ -29,7 +29,9 @@ def ctest_exists(top, name):
 def test_exists(top, name):
     if match := re.fullmatch(r"(\S+): (.+)", name):
         path = top / match.group(1)
-        return path.is_file() and re.search(rf'\("{re.escape(match.group(2))}"[,)]', path.read_text(errors="replace")) is not None
+        title = re.escape(match.group(2))
+        pattern = rf'^@test "{title}" \{{' if path.suffix == ".bats" else rf'\("{title}"[,)]'
+        return path.is_file() and re.search(pattern, path.read_text(errors="replace"), re.M) is not None
     return (top / name).is_file() if "/" in name else ctest_exists(top, name)
 
 
@@ -61,14 +63,14 @@ def tree(changed=None, text=None):
         rows[changed] = text
     return {"docs/requirements.md": "\n".join(rows.values()) + "\n", "core/a_test.cc": 'TEST_CASE("holds") {}\n',
             "tests/CMakeLists.txt": "add_test(NAME core_tests COMMAND core_tests)\n",
-            "tests/cases/010-x/build.sh": "\n", "tools/layers.py": "\n"}
+            "tests/cases/010-x/build.sh": "\n", "tools/layers.py": "\n", "tests/cli/a.bats": '@test "a: holds" {\n}\n'}
 
 
 LONG = "a requirement that is long enough to be one"
 BAD = [tree(7, ""), tree(7, f"| S6 | {LONG} | `core_tests` |"), tree(7, f"| S7 | {LONG} | `core/a_test.cc: fails` |"),
        tree(7, f"| S7 | {LONG} | not yet: |"), tree(7, f"| S7 | {LONG} | - |"), tree(7, f"| S7 | {LONG} | `case_011` |"),
-       tree(7, f"| S7 | {LONG} | `no_tests` |"), tree(7, "| S7 | short | `core_tests` |")]
-GOOD = [tree(), tree(7, f"| S7 | {LONG} | `core_tests`, `case_010`, `gate_layers` |"),
+       tree(7, f"| S7 | {LONG} | `no_tests` |"), tree(7, f"| S7 | {LONG} | `tests/cli/a.bats: a: fails` |"), tree(7, "| S7 | short | `core_tests` |")]
+GOOD = [tree(), tree(7, f"| S7 | {LONG} | `tests/cli/a.bats: a: holds` |"), tree(7, f"| S7 | {LONG} | `core_tests`, `case_010`, `gate_layers` |"),
         tree(7, f"| S7 | {LONG} | not yet: nothing writes such registers |")]
 
 if __name__ == "__main__":

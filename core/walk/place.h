@@ -148,7 +148,7 @@ class Places {
     return apply_row(place);
   }
 
-  // True if the special kind alone decides.
+  // True if the special kind alone decides. Test: "walk: special code".
   bool apply_special(SpecialKind kind, Place& place) {
     switch (kind) {
       case SpecialKind::outermost: return place.kind = Kind::outermost, true;
@@ -173,6 +173,7 @@ class Places {
   // Behind clone's system call both go the same way: the child on an empty stack, the parent as the row says, or without one
   // to the return instruction that ends this code (host/tables/specials.cc). The call's result, which nothing changes until
   // they part, tells which of them stands here.
+  // Test: "walk: behind clone's system call the result tells parent and child apart", step_programs.
   static void apply_clone_return(Place& place, const RegSet<Isa>& regs) {
     if (!regs.has(Code<Isa>::kSystemResult)) return;
     const bool child = !regs.get(Code<Isa>::kSystemResult), described = place.row && !place.row->flags;
@@ -186,6 +187,7 @@ class Places {
 
   // Linkers that describe no PLT (lld): a stub's own instructions say what it has pushed. Execution stands in one or it
   // is not in a PLT at all: nothing returns into a stub.
+  // Test: "walk: linkage stubs without rows", case_059, step_programs.
   bool apply_plt(Place& place) {
     uint64_t before, at;
     if (place.code.is_return || !read_code(place.image, place.code.pc - 8, &before) ||
@@ -199,7 +201,8 @@ class Places {
   }
 
   // Code of the start files, which has no rows and was recognised by all of its bytes (host/tables/start_files.h): where it
-  // stands says what it has pushed. Test: "specials: start files", "walk: start files without rows".
+  // stands says what it has pushed.
+  // Test: "specials: start files of every kind of link are recognised to the last byte", "walk: special code".
   bool apply_bare(const Row& row, Place& place) {
     uint64_t before;
     if (place.code.is_return && read_code(place.image, place.code.pc - 8, &before) && !Code<Isa>::may_end_call(before))
@@ -209,6 +212,9 @@ class Places {
     return true;
   }
 
+  // A row is what proves ordinary code, unless it is refuted or describes another context.
+  // Test: "walk: a gap in the tables stops a reliable walk; another goes on by the frame pointer, marked",
+  // "walk: rows that describe the context to come are not believed".
   Place& apply_row(Place& place) {
     bool says_signal = place.row && (place.row->flags & kRowSignalFrame);
     if ((says_signal || !place.row) && is_signal_return(place.image, place.code.pc)) {
