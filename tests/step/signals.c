@@ -1,5 +1,6 @@
 // Case 050's program with handlers for SIGUSR1 and, on a stack of its own, SIGUSR2. Whoever steps it sends them.
 #include <signal.h>
+#include <time.h>
 static void handler(int number);
 #define main main_of_case_050
 #include "../cases/050-step-every-instruction/target.c"
@@ -15,5 +16,7 @@ int main(void) {
   sigaction(SIGUSR1, &action, 0);
   action.sa_flags = SA_ONSTACK;
   sigaction(SIGUSR2, &action, 0);
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);  // the vDSO
   return main_of_case_050();
 }
