@@ -252,6 +252,28 @@ TEST_CASE("walk: interrupted at the restorer's own second instruction") {
   CHECK(stack.result.whole());
 }
 
+TEST_CASE_TEMPLATE("walk: only to the first instruction of a restorer does a handler return", Isa, X86_64, Aarch64) {
+  for (uint64_t behind : {4, 8, 9, 16}) {
+    for (bool in_image : {true, false}) {
+      Signal<Isa> w;
+      const uint64_t restorer = in_image ? kRestorer : 0x700000000000, end = restorer + 16;
+      w.specials = {{restorer, end, static_cast<uint32_t>(SpecialKind::signal_return), 0}};
+      w.word(w.start.regs.sp().value + 24, restorer + behind);
+      RowCache cache;
+      for (RowCache* with : {static_cast<RowCache*>(nullptr), &cache, &cache})
+        CHECK(w.walk(with).reasons() == Reasons{R, in_image ? Reason::ra_not_after_call : Reason::unknown_code});
+      w.word(w.start.regs.sp().value + 24, restorer);
+      for (RowCache* with : {static_cast<RowCache*>(nullptr), &cache, &cache})
+        CHECK(w.walk(with).pcs() == Pcs{kHandler + 8, restorer, kWork, w.in_main, w.in_start});
+      // What that stack left in the cache says nothing of code that begins where the restorer ends.
+      if (!in_image) continue;
+      w.rows[end] = World<Isa>::row(Isa::kSp, 8), w.word(w.kWorkSp, w.in_main);
+      w.at(end, w.kWorkSp);
+      CHECK(w.walk(&cache).pcs() == Pcs{end, w.in_main, w.in_start});
+    }
+  }
+}
+
 TEST_CASE("walk: a call through null shows its caller, marked") {
   Signal<X86_64> w;
   w.at(0, w.kWorkSp);

@@ -137,15 +137,25 @@ class Places {
     place.image = arena_.text(pc);
     if (!place.image) {
       const SpecialEntry* special = arena_.special(pc);
-      if (!special || !apply_special(static_cast<SpecialKind>(special->kind), place))
+      if (!special || behind_start(*special, code) || !apply_special(static_cast<SpecialKind>(special->kind), place))
         place.reason = Reason::unknown_code;
       return place;
     }
     if (arena_.has_table(*place.image))
       place.row = arena_.table(*place.image).lookup(ImageAddr(pc.value - place.image->bias));
     if (const SpecialEntry* special = arena_.special(*place.image, pc))
-      if (apply_special(static_cast<SpecialKind>(special->kind), place)) return place;
+      if (!behind_start(*special, code) && apply_special(static_cast<SpecialKind>(special->kind), place)) return place;
     return apply_row(place);
+  }
+
+  // Handlers return to the first instruction of what returns from a signal, and nobody into it or behind it.
+  static bool behind_start(const SpecialEntry& special, CodeAddr code) {
+    return code.is_return && special.kind == static_cast<uint32_t>(SpecialKind::signal_return);
+  }
+  bool is_start(const Place& place) const {
+    if (place.kind != Kind::signal_return) return true;
+    const SpecialEntry* special = arena_.special(place.code.pc);
+    return !special || special->begin == place.code.pc.value;
   }
 
   // True if the special kind alone decides. Test: "walk: special code".
@@ -250,7 +260,7 @@ class Places {
     if (place.kind == Kind::signal_return || place.reason == Reason::recovery_failed) return;
     if (place.image && (!read_code(place.image, place.code.pc - 8, &before) || Code<Isa>::may_end_call(before))) return;
     Place exact = look_up({place.code.pc, false});
-    bool starts_here = exact.kind == Kind::signal_return || exact.kind == Kind::outermost;
+    bool starts_here = (exact.kind == Kind::signal_return || exact.kind == Kind::outermost) && is_start(exact);
     if (starts_here && exact.reason == Reason::reliable) {
       place = exact;
     } else if (place.image && place.kind != Kind::outermost && !lies_in_patch(place.code.lookup())) {

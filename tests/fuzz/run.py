@@ -16,7 +16,7 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(TOP, "build/fuzz")
-TARGETS = ["image_fuzz", "eh_frame_fuzz", "debug_frame_fuzz", "sframe_fuzz", "table_fuzz", "core_fuzz"]
+TARGETS = ["image_fuzz", "eh_frame_fuzz", "debug_frame_fuzz", "sframe_fuzz", "table_fuzz", "core_fuzz", "walk_fuzz"]
 HANGS = 20  # seconds that no input may take
 TICKS = os.sysconf("SC_CLK_TCK")
 
