@@ -17,7 +17,7 @@
 
 namespace sonde {
 
-constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says depth_limit
+constexpr unsigned kHitFrames = 128;  // deeper stacks are cut, and their last frame says buffer_full
 
 constexpr unsigned kParkedRings = 15;
 // Where a walk keeps its frames. Taken for one walk and its record: its path may be interrupted, by a handler that goes on with
