@@ -92,8 +92,43 @@ bool gives_up_when_stopped(uint64_t call) {
 
 constexpr std::chrono::milliseconds kPatience{5000}, kLastPatience{200};
 
-// True when it stands or is gone. A thread that waits for a vfork child or a disk stops only when that is over.
-bool wait_until_stopped(HeldThread& held, std::chrono::milliseconds patience) {
+// While a thread stands for it, sonde waits for no other process, where that is permitted (CAP_SYS_NICE); and it sleeps until
+// the thread stands, for such a process yields to nobody. The kernel tells of a stop by SIGCHLD, which must be blocked.
+class Urgent {
+ public:
+  Urgent() : policy_(sched_getscheduler(0)) {
+    sigset_t child = stops();
+    pthread_sigmask(SIG_BLOCK, &child, &mask_);
+    sched_param first{.sched_priority = sched_get_priority_min(SCHED_FIFO)};
+    changed_ = policy_ == SCHED_OTHER && sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &first) == 0;
+  }
+  ~Urgent() {
+    sched_param none{};
+    if (changed_) sched_setscheduler(0, policy_, &none);
+    pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  }
+  Urgent(const Urgent&) = delete;
+  static void sleep_until_stop() {
+    constexpr timespec kAtMost{.tv_sec = 0, .tv_nsec = 1'000'000};
+    sigset_t child = stops();
+    sigtimedwait(&child, nullptr, &kAtMost);
+  }
+
+ private:
+  static sigset_t stops() {
+    sigset_t set;
+    sigemptyset(&set), sigaddset(&set, SIGCHLD);
+    return set;
+  }
+
+  int policy_;
+  sigset_t mask_;
+  bool changed_;
+};
+
+// True when it stands or is gone. A thread that waits for a vfork child or a disk stops only when that is over. `urgent`: there is
+// an Urgent.
+bool wait_until_stopped(HeldThread& held, std::chrono::milliseconds patience, bool urgent = false) {
   auto deadline = std::chrono::steady_clock::now() + patience;
   for (unsigned turn = 0; !held.stopped && !held.gone; turn++) {
     int status;
@@ -108,7 +143,8 @@ bool wait_until_stopped(HeldThread& held, std::chrono::milliseconds patience) {
     } else if (std::chrono::steady_clock::now() > deadline) {
       return false;
     } else if (turn < 200) {
-      sched_yield();
+      if (urgent) Urgent::sleep_until_stop();
+      else sched_yield();
     } else if (is_zombie(held.tid)) {  // a leader whose threads live is not reported
       held.gone = true;
     } else {
@@ -205,9 +241,10 @@ Result<Visit> visit_thread(pid_t pid, pid_t tid, const std::function<void(const 
   StoppedThread thread{tid, thread_name(pid, tid), {}};
   if (!SONDE_TRY(seize(pid, tid))) return Visit::gone;
   HeldThread held{.tid = tid};
+  Urgent urgent;
   auto begin = std::chrono::steady_clock::now();
   if (ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr) != 0 && errno == ESRCH) return Visit::gone;
-  if (!wait_until_stopped(held, kPatience)) return Visit::does_not_stop;  // the kernel lets it go when sonde ends
+  if (!wait_until_stopped(held, kPatience, true)) return Visit::does_not_stop;  // the kernel lets it go when sonde ends
   if (!held.gone) {
     auto regs = read_registers(held);
     if (regs && !held.gone) visit({tid, std::move(thread.name), *regs});
