@@ -20,6 +20,7 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "host/image/select.h"
+#include "host/target/attach.h"
 #include "host/target/exec_watch.h"
 #include "host/target/launch.h"
 #include "host/target/presence.h"
@@ -41,6 +42,7 @@ constexpr uint64_t kTreeBytes = 4 << 20;  // of a thread, with --sum: about 28,0
 struct Options {
   std::vector<std::string> command, functions;
   std::string output = "sonde.trace", max_size;
+  int pid = 0;  // of the process to attach to; else `command` is launched
   bool stacks = false, drop = false, sum = false, force_trap = false, no_trap = false, quiet = false;
 };
 
@@ -138,11 +140,15 @@ class Recording {
       throw CommandError{
           {"--drop and --sum exclude each other: with --sum there are no records that could be dropped", 2}};
     Selection selection = require(Selection::parse(options_.functions));
+    if (options_.pid) attach_and_record(selection);
+    else launch_and_record(selection);
+  }
+
+ private:
+  void launch_and_record(Selection& selection) {
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
-    SessionOptions session_options;
-    session_options.policy = options_.sum ? FullPolicy::sum : options_.drop ? FullPolicy::drop : FullPolicy::wait;
-    if (options_.sum) session_options.ring_bytes = kTreeBytes;
+    SessionOptions session_options = this->session_options();
     if (is_limited(RLIMIT_AS) || is_limited(RLIMIT_FSIZE)) session_options.ring_bytes = kRingBytesUnderLimits;
     session_ = require(create_session(session_options));
 
@@ -188,14 +194,128 @@ class Recording {
     Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
     int wait_status = attend(service, execs);
     if (wait_status >= 0) attend_children(service);
-    for (const std::string& pattern : selection.waiting())
-      meta_.notes.push_back(
-          fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
+    note_waiting(selection);
+    stop_recording();
     finish(service, wait_status);
     if (wait_status >= 0) pass_on(wait_status);
   }
 
- private:
+  // A program that runs: the agent goes in, calls are recorded until Ctrl-C, or while a command runs, and all is taken out.
+  void attach_and_record(Selection& selection) {
+    uint64_t max_bytes = parse_size(options_.max_size);
+    AgentFile agent = require(find_agent());
+    pid_t pid = require(check_attachable(options_.pid, agent));
+    watch_signals();
+    std::optional<Progress> progress(std::in_place, options_.quiet);
+    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
+      auto chosen = selection.select(*loaded.image, is_program);
+      if (progress) progress->add(chosen.size());
+      return chosen;
+    };
+    Attached attached = put_agent_into(pid, agent);
+    std::chrono::nanoseconds pause{0};
+    try {
+      require(target_->arm_running(selector, &pause));
+      progress.reset();
+      require_match(selection);
+      writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
+    } catch (...) {
+      (void)target_->detach(pid, attached.agent_handle, &pause);
+      throw;
+    }
+    outlive_failed_writes();
+    start_trace(pid);
+    recorder_.emplace(*session_, *writer_);
+    session_->set_state(SessionState::recording);
+    if (!options_.quiet)
+      tell("sonde: recording process {} ({}); {}\n", pid, printable(status_field(pid, "Name")),
+           options_.command.empty() ? "Ctrl-C ends it" : "until the command ends");
+    Service service(*target_, session_->header(), selector, [this](pid_t ending) { take_in_flight(ending); });
+    int command_status = attend_attached(service);
+    note_waiting(selection);
+    stop_attached();
+    take_out(attached.agent_handle, &pause);
+    service.note_pause(pause);
+    finish(service, -1);
+    if (command_status >= 0) pass_on(command_status);
+  }
+
+  SessionOptions session_options() const {
+    SessionOptions chosen;
+    chosen.policy = options_.sum ? FullPolicy::sum : options_.drop ? FullPolicy::drop : FullPolicy::wait;
+    if (options_.sum) chosen.ring_bytes = kTreeBytes;
+    return chosen;
+  }
+
+  Attached put_agent_into(pid_t pid, const AgentFile& agent) {
+    LentThread lent = require(LentThread::find(pid));
+    Attached attached = require(host::attach(pid, agent, lent));
+    session_ = require(Session::create(session_options(), attached.session_fd));
+    presence_.emplace(require(Presence::create(attached.presence_fd)));
+    close(attached.session_fd), close(attached.presence_fd);
+    TargetOptions target_options{
+        .stacks = options_.stacks, .sum = options_.sum, .allow_traps = !options_.no_trap, .launched = false};
+    target_.emplace(pid, agent, attached.program, lent.syscall_instruction(), target_options);
+    require(target_->install(lent.tracee(), attached.their_session_fd, attached.their_presence_fd, session_->header()));
+    return attached;
+  }
+
+  // Until the process ends, or somebody wants an end, or the command that says for how long has ended: its wait status.
+  int attend_attached(Service& service) {
+    pid_t command = options_.command.empty() ? 0 : start_command();
+    for (;;) {
+      serve(service);
+      int wait_status;
+      if (command && waitpid(command, &wait_status, WNOHANG) == command) return wait_status;
+      if (!presence_->anyone()) break;
+      if (interrupted || asked_to_end) break;
+      usleep(static_cast<useconds_t>(recorder_->pause_ns() / 1000));
+    }
+    if (!presence_->anyone())
+      meta_.notes.push_back(fmt::format("process {} ended while it was recorded", target_->pid()));
+    int wait_status = -1;
+    if (command) kill(command, SIGTERM), waitpid(command, &wait_status, 0);
+    return -1;
+  }
+
+  // Not probed itself: it only says how long to record.
+  pid_t start_command() {
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    std::vector<char*> argv;
+    for (const std::string& word : options_.command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    execvp(argv[0], argv.data());
+    int error = errno;
+    tell("sonde: cannot run '{}': {}\n", printable(options_.command.front()), std::strerror(error));
+    _exit(error == ENOENT ? 127 : 126);
+  }
+
+  // The recording ends while everybody stands, so that each call either has returned or is in flight.
+  void stop_attached() {
+    std::vector<StoppedProcess> stopped;
+    auto processes = presence_->processes();
+    for (pid_t pid : processes)
+      if (auto one = StoppedProcess::stop(pid)) stopped.push_back(std::move(*one));
+    session_->set_state(SessionState::stopped);
+    for (pid_t pid : processes) take_in_flight(pid);
+  }
+
+  void take_out(Addr agent_handle, std::chrono::nanoseconds* pause) {
+    for (pid_t pid : presence_->processes()) {
+      auto left = target_->detach(pid, pid == target_->pid() ? agent_handle : Addr(), pause);
+      if (left && left->empty()) continue;
+      meta_.notes.push_back(left ? *left : "detaching: " + left.error().message);
+      if (!options_.quiet) tell("sonde: note: {}\n", printable(meta_.notes.back()));
+    }
+  }
+
+  void note_waiting(const Selection& selection) {
+    for (const std::string& pattern : selection.waiting())
+      meta_.notes.push_back(
+          fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
+  }
+
   // A pattern that nothing matches is a mistake; it is told before the program has run.
   void require_match(const Selection& selection) {
     std::vector<std::shared_ptr<const Image>> images;
@@ -402,7 +522,6 @@ class Recording {
   }
 
   void finish(Service& service, int wait_status) {
-    stop_recording();
     recorder_->finish(meta_);
     note_unseen();
     note_traps();
@@ -477,7 +596,10 @@ void add_record(CLI::App& app, int& status) {
                  "where a jump takes nanoseconds; an error where traps are not safe")
       ->excludes(no_trap);
   command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
-  command->add_option("PROGRAM", options->command, "The program and its arguments")->required()->type_name("[ARGS...]");
+  auto* pid = command->add_option("-p,--pid", options->pid,
+                                  "Record a process that runs, until Ctrl-C or while the command given runs");
+  pid->type_name("PID")->excludes("--force-trap");
+  command->add_option("PROGRAM", options->command, "The program and its arguments")->type_name("[ARGS...]");
   command->positionals_at_end();
   command->prefix_command(false);
   command->footer(
@@ -494,7 +616,11 @@ void add_record(CLI::App& app, int& status) {
       "  sonde record --sum ./server    call tree, counts and times for hours; no single calls\n"
       "  sonde record -o /tmp/t -- ls -l\n"
       "The exit status is the program's own.");
-  command->callback([options, &status] { Recording(*options, status).run(); });
+  command->callback([options, &status] {
+    if (!options->pid && options->command.empty())
+      throw CommandError{{"nothing to record: give a program with its arguments, or a process with -p PID", 2}};
+    Recording(*options, status).run();
+  });
 }
 
 }  // namespace sonde::cli

@@ -28,6 +28,7 @@ const char* describe(Refusal refusal) {
     case Refusal::data_in_text: return "data among its instructions";
     case Refusal::system_call: return "it begins with a system call that sonde watches";
     case Refusal::unknown_pads: return "its exception table cannot be read";
+    case Refusal::occupied: return "a thread always stood in it";
     case Refusal::differs: return "the code in memory differs from the file";
   }
   return "?";

@@ -26,6 +26,7 @@ enum class Refusal : uint8_t {
   data_in_text,
   system_call,  // begins with a system call that the engine itself watches
   unknown_pads,  // its exception table cannot be read: exceptions may come back anywhere in it
+  occupied,  // threads always stood in the bytes (found when arming a program that runs)
   differs,  // the code in memory is not what the file holds (found when arming)
 };
 

@@ -28,8 +28,8 @@ bool maps_memory_file(pid_t pid, int fd) {
   return false;
 }
 
-Result<Presence> Presence::create() {
-  Presence presence(memfd_create("sonde", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Result<Presence> Presence::create(int fd) {
+  Presence presence(fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : memfd_create("sonde", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (presence.fd_ < 0 || ftruncate(presence.fd_, kPresenceBytes) != 0)
     return fail_errno("making the memory by which the program's processes are known");
   return presence;

@@ -19,7 +19,8 @@ bool maps_memory_file(pid_t pid, int fd);
 
 class Presence {
  public:
-  static Result<Presence> create();
+  // `fd`: a new memory file of that kind, which stays the caller's; -1: one is made.
+  static Result<Presence> create(int fd = -1);
   Presence(Presence&& other) noexcept;
   Presence& operator=(Presence&&) = delete;
   ~Presence();

@@ -3,6 +3,9 @@
 // the process for just that long, without being its tracer before or after.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+
 #include "host/target/target.h"
 
 namespace sonde::host {
@@ -22,6 +25,9 @@ class Service {
   // as it did before.
   void program_ended() { program_ended_ = true; }
 
+  void note_pause(std::chrono::nanoseconds pause) {
+    longest_pause_ns_ = std::max<int64_t>(longest_pause_ns_, pause.count());
+  }
   // The longest time for which threads were stopped, in nanoseconds.
   int64_t longest_pause_ns() const { return longest_pause_ns_; }
 

@@ -229,6 +229,24 @@ Result<StackTarget> StackTarget::of_process(pid_t pid) {
   return fail(fmt::format("process {} loads and unloads libraries faster than they can be read; try again", pid));
 }
 
+Result<StackTarget> StackTarget::of_images(pid_t pid) {
+  StackTarget target;
+  target.pid_ = SONDE_TRY(check_traceable(pid));
+  target.images_ = SONDE_TRY(loaded_images(pid, &target.problems_));
+  auto maps = read_maps(pid);
+  if (!maps) return std::unexpected(not_permitted(pid));
+  ProcessMemory memory(pid, *std::move(maps));
+  SONDE_TRY_VOID(target.describe(memory));
+  return target;
+}
+
+Result<ThreadStack> StackTarget::walk_now(const StoppedThread& thread, const WalkOptions& options) {
+  auto maps = read_maps(pid_);
+  if (!maps) return fail(ended(pid_));
+  ProcessMemory memory(pid_, *std::move(maps));
+  return walk(thread, memory, options);
+}
+
 Result<StackTarget> StackTarget::of_core(const std::string& path, const std::string& executable) {
   StackTarget target;
   auto core = SONDE_TRY(CoreFile::open(path));

@@ -32,6 +32,9 @@ class StackTarget {
   // A core file; `executable` replaces the path that the core names for its program ("": as named).
   static Result<StackTarget> of_core(const std::string& path, const std::string& executable);
 
+  // A process of which no thread is stopped: only for walk_now().
+  static Result<StackTarget> of_images(pid_t pid);
+
   pid_t pid() const { return pid_; }
   std::span<const StoppedThread> threads() const { return threads_; }
   std::span<const LoadedImage> images() const { return images_; }
@@ -49,6 +52,8 @@ class StackTarget {
 
   // `thread`: one of threads().
   ThreadStack walk(const StoppedThread& thread, const WalkOptions& options);
+  // A thread that stands still now, from the memory as it is.
+  Result<ThreadStack> walk_now(const StoppedThread& thread, const WalkOptions& options);
   // The file that was mapped at pc, whether it could be read or not; "" if none was.
   std::string file_at(Addr pc) const;
 

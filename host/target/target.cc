@@ -34,7 +34,8 @@ Result<Addr> Target::map(Tracee& tracee, Addr at, uint64_t size, int protection,
   if (got < 0 && got > -4096)
     return fail(fmt::format("the target cannot map {} bytes{}: {}", size, at ? fmt::format(" at {:#x}", at.value) : "",
                             std::strerror(static_cast<int>(-got))));
-  return Addr(static_cast<uint64_t>(got));
+  mapped_.push_back({Addr(static_cast<uint64_t>(got)), Addr(static_cast<uint64_t>(got) + size)});
+  return mapped_.back().begin;
 }
 
 Result<Addr> Target::agent_system_call() const {
@@ -82,6 +83,16 @@ Result<void> Target::install(Tracee& tracee, int session_fd, int presence_fd, Se
 }
 
 Result<void> Target::update(Tracee& tracee, const Selector& select) {
+  std::vector<Planned> planned;
+  if (!SONDE_TRY(look(tracee, select, &planned))) return {};
+  size_t first = sites_.size();
+  SONDE_TRY_VOID(place(tracee, planned));
+  for (size_t i = first; i < sites_.size(); i++) SONDE_TRY_VOID(patch(tracee, sites_[i]));
+  return arm_traps(tracee);
+}
+
+// What came or went, and plans for what came: only reads. False: nothing did.
+Result<bool> Target::look(Tracee& tracee, const Selector& select, std::vector<Planned>* planned) {
   std::vector<LoadedImage> now = SONDE_TRY(loaded_images(pid_, &problems_));
   bool changed = false;
   const bool from_start = options_.launched && images_.empty();
@@ -106,15 +117,18 @@ Result<void> Target::update(Tracee& tracee, const Selector& select) {
     if (loaded.bias == agent_bias_) continue;
     chosen.emplace_back(index, SONDE_TRY(select(loaded, loaded.image->path() == program_)));
   }
-  if (!changed) return {};  // a library that was loaded already
-  std::vector<Planned> planned;
+  if (!changed) return false;  // a library that was loaded already
   for (auto& [index, functions] : chosen)
-    planned.push_back(SONDE_TRY(plan(tracee, index, std::move(functions), planned)));
-  SONDE_TRY_VOID(decide_traps(tracee, planned));
+    planned->push_back(SONDE_TRY(plan(tracee, index, std::move(functions), *planned)));
+  SONDE_TRY_VOID(decide_traps(tracee, *planned));
+  return true;
+}
+
+// Everything that hits will need. Nothing of the program's own is changed yet.
+Result<void> Target::place(Tracee& tracee, std::span<Planned> planned) {
   for (Planned& p : planned) SONDE_TRY_VOID(arm(tracee, p));
   SONDE_TRY_VOID(publish_unwinders(tracee));
-  SONDE_TRY_VOID(publish_tables(tracee));
-  return arm_traps(tracee);
+  return publish_tables(tracee);
 }
 
 // From now on, those of functions that are probed already too.
@@ -179,7 +193,7 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, std::vector
   request.entry_trampoline = agent_address(agent_.entry);
   request.allow_traps = options_.allow_traps || options_.force_traps;
   request.force_traps = options_.force_traps;
-  request.system_calls = true;
+  request.system_calls = options_.launched;  // of a process that runs, nobody knows what they did so far
   request.no_hijack = no_hijack_;
   if (first_site + request.functions.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
@@ -216,17 +230,17 @@ Result<void> Target::arm(Tracee& tracee, Planned& planned) {
     auto event = planned.events.find(function);
     uint32_t flag = event == planned.events.end() ? 0 : event->second;
     bool internal = !std::binary_search(planned.chosen.begin(), planned.chosen.end(), function);
-    SONDE_TRY_VOID(add_site(tracee, {planned.image, function, std::move(plan), flag, internal, false}));
+    add_site({planned.image, function, std::move(plan), flag, internal, false});
   }
   for (SystemCallPlan& call : planned.plan.system_calls) {
     uint32_t function = call.site.function;
-    SONDE_TRY_VOID(add_site(tracee, {planned.image, function, std::move(call.site), kSiteSystemCall, true, false}));
+    add_site({planned.image, function, std::move(call.site), kSiteSystemCall, true, false});
   }
   return {};
 }
 
-// The site's record first, then the bytes: a hit finds its site complete. Traps come last of all (arm_traps).
-Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
+// The site's record; its bytes come later (patch), so that a hit finds it complete.
+void Target::add_site(TargetSite added) {
   uint32_t number = static_cast<uint32_t>(sites_.size());
   sites_.push_back(std::move(added));
   const TargetSite& site = sites_.back();
@@ -234,7 +248,7 @@ Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
   Site& shared = session_sites(session_)[number];
   shared = {plan.entry.value, plan.patch.value, plan.resume.value, 0, plan.loop_head};
   __atomic_store_n(&session_->site_count, number + 1, __ATOMIC_RELEASE);
-  if (plan.method == Method::refused) return {};
+  if (plan.method == Method::refused) return;
   uint32_t flags = kSiteEnabled | site.event_flag;
   if (site.internal) {
     flags |= kSiteSilent;
@@ -243,7 +257,12 @@ Result<void> Target::add_site(Tracee& tracee, TargetSite added) {
     if (options_.stacks) flags |= kSiteStack;
   }
   shared.flags = flags;
-  if (plan.method == Method::trap) return {};
+}
+
+// Traps come last of all (arm_traps).
+Result<void> Target::patch(Tracee& tracee, const TargetSite& site) {
+  const SitePlan& plan = site.plan;
+  if (plan.method == Method::refused || plan.method == Method::trap) return {};
   if (!plan.island_bytes.empty()) SONDE_TRY_VOID(tracee.write(plan.island, plan.island_bytes));
   return tracee.write(plan.patch, plan.bytes);
 }

@@ -3,6 +3,7 @@
 // caller provides; between calls nothing is traced.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <span>
@@ -15,6 +16,7 @@
 #include "host/plan/plan.h"
 #include "host/tables/arena.h"
 #include "host/target/agent_file.h"
+#include "host/target/threads.h"
 #include "host/target/tracee.h"
 
 namespace sonde::host {
@@ -72,6 +74,14 @@ class Target {
   // Looks which images came or went since the last call, and plans and arms the chosen functions of the new ones.
   Result<void> update(Tracee& tracee, const Selector& select);
 
+  // The first update of a process that runs: plans while it does, then stops it for as long as patching takes, as often
+  // as threads stand in bytes that change. Sites where one always does are refused as `occupied`.
+  Result<void> arm_running(const Selector& select, std::chrono::nanoseconds* longest_pause);
+
+  // Takes back everything, from a process of the target that runs: code byte for byte, hooked return addresses, memory, the
+  // agent itself (`handle`: what dlopen said). Waits for threads that are inside. Value: what had to stay and why, "" if nothing.
+  Result<std::string> detach(pid_t pid, Addr handle, std::chrono::nanoseconds* longest_pause);
+
   // Calls in flight in a process of the target (itself or a forked child), as the agent's entries there say.
   Result<std::vector<InFlight>> in_flight(pid_t pid) const;
 
@@ -96,8 +106,16 @@ class Target {
   Result<Planned> plan(Tracee& tracee, uint32_t image, std::vector<uint32_t> chosen, std::span<const Planned> before);
   void hook_no_returns(NoHijack why);
   Result<void> refuse_differing(Tracee& tracee, SitePlan& site) const;
+  Result<bool> look(Tracee& tracee, const Selector& select, std::vector<Planned>* planned);
+  Result<void> place(Tracee& tracee, std::span<Planned> planned);
   Result<void> arm(Tracee& tracee, Planned& planned);
-  Result<void> add_site(Tracee& tracee, TargetSite site);
+  void add_site(TargetSite site);
+  Result<std::vector<uint32_t>> patch_stopped(const StoppedProcess& stopped, Tracee& tracee,
+                                              std::vector<uint32_t> sites);
+  Result<bool> is_inside(class StackTarget& images, const StoppedThread& thread) const;
+  Result<size_t> release_slots(Tracee& tracee) const;
+  Result<bool> holds_trampolines(pid_t pid) const;
+  static Result<void> patch(Tracee& tracee, const TargetSite& site);
 
   // Traps, in traps.cc.
   Result<void> decide_traps(Tracee& tracee, std::span<Planned> planned);
@@ -125,6 +143,7 @@ class Target {
   std::vector<TargetImage> images_;
   std::vector<TargetSite> sites_;
   std::vector<std::string> problems_;
+  std::vector<AddrRange> mapped_;  // all memory that was made for the engine
   bool has_traps_ = false;  // allowed, and possible so far
   bool traps_begun_ = false;  // SIGTRAP is the agent's
   uint32_t traps_seen_ = 0;  // sites below have theirs

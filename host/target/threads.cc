@@ -255,6 +255,25 @@ Result<Visit> visit_thread(pid_t pid, pid_t tid, const std::function<void(const 
   return held.gone ? Visit::gone : Visit::done;
 }
 
+StillThread::StillThread(StillThread&& other) noexcept
+    : held_(std::exchange(other.held_, {.tid = 0, .gone = true})), thread_(std::move(other.thread_)) {}
+
+StillThread::~StillThread() {
+  if (held_.stopped) let_go(held_);
+}
+
+Result<std::optional<StillThread>> StillThread::hold(pid_t pid, pid_t tid) {
+  StillThread still;
+  if (!SONDE_TRY(seize(pid, tid))) return std::nullopt;
+  still.held_.tid = tid;
+  if (ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr) != 0 && errno == ESRCH) return std::nullopt;
+  if (!wait_until_stopped(still.held_, kPatience)) return std::nullopt;  // the kernel lets it go when sonde ends
+  if (still.held_.gone) return std::nullopt;
+  still.thread_ = {tid, thread_name(pid, tid), SONDE_TRY(read_registers(still.held_))};
+  if (still.held_.gone) return std::nullopt;
+  return std::optional<StillThread>(std::move(still));
+}
+
 StoppedProcess::StoppedProcess(StoppedProcess&& other) noexcept
     : held_(std::exchange(other.held_, {})), threads_(std::exchange(other.threads_, {})) {}
 

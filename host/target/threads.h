@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +53,22 @@ enum class Visit : uint8_t { done, gone, does_not_stop };
 // One thread of process `pid` stands while `visit` looks at it, and runs on. `pause`: no shorter than it stood.
 Result<Visit> visit_thread(pid_t pid, pid_t tid, const std::function<void(const StoppedThread&)>& visit,
                            std::chrono::nanoseconds* pause);
+
+// One thread stands still for as long as this lives; the others run.
+class StillThread {
+ public:
+  // Nothing: it has gone, or does not stop.
+  static Result<std::optional<StillThread>> hold(pid_t pid, pid_t tid);
+  const StoppedThread& thread() const { return thread_; }
+  StillThread(StillThread&& other) noexcept;
+  StillThread& operator=(StillThread&&) = delete;
+  ~StillThread();
+
+ private:
+  StillThread() = default;
+  HeldThread held_{.tid = 0};
+  StoppedThread thread_;
+};
 
 class StoppedProcess {
  public:

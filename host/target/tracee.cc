@@ -102,6 +102,44 @@ Result<void> Tracee::write(Addr at, std::span<const uint8_t> bytes) const {
   return {};
 }
 
+namespace {
+bool is_syscall_stop(pid_t thread, int status) {
+  if ((WSTOPSIG(status) & ~0x80) != SIGTRAP || status >> 16 != 0) return false;
+  siginfo_t signal{};
+  return WSTOPSIG(status) & 0x80 || (ptrace(PTRACE_GETSIGINFO, thread, nullptr, &signal) == 0 &&
+                                     (signal.si_code == SIGTRAP || signal.si_code == (SIGTRAP | 0x80)));
+}
+}  // namespace
+
+// Runs to the next entry or exit of a system call. Not a single step: that raises SIGTRAP by force, which takes an ignored
+// or blocked SIGTRAP of the program back to its default. False: it did not come within `patience`.
+Result<bool> Tracee::run_to_system_call(std::chrono::milliseconds patience) {
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  bool unlimited = patience == std::chrono::milliseconds::max();
+  bool runs = false;
+  for (unsigned turn = 0;; turn++) {
+    if (!runs && ptrace(PTRACE_SYSCALL, thread_, nullptr, nullptr) != 0)
+      return fail_errno("make a system call in the target");
+    runs = true;
+    int status;
+    pid_t waited = wait_traced(thread_, &status, unlimited ? 0 : WNOHANG);
+    if (waited < 0 && errno == EINTR) continue;
+    if (waited == 0) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      if (turn > 100) usleep(100);
+      continue;
+    }
+    if (waited != thread_) return fail_errno("wait for the target");
+    if (!WIFSTOPPED(status)) {
+      thread_ = 0;
+      return fail("the target ended while it was being prepared");
+    }
+    if (is_syscall_stop(thread_, status)) return true;
+    runs = false;
+    if (!is_group_stop(status)) held_signals_.push_back(WSTOPSIG(status));
+  }
+}
+
 Result<int64_t> Tracee::system_call(Addr instruction, long number, std::initializer_list<uint64_t> arguments) {
   user_regs_struct saved = SONDE_TRY(regs());
   user_regs_struct call = saved;
@@ -112,32 +150,59 @@ Result<int64_t> Tracee::system_call(Addr instruction, long number, std::initiali
   call.orig_rax = static_cast<unsigned long long>(-1);  // not inside a system call: nothing to restart
   call.rip = instruction.value;
   SONDE_TRY_VOID(set_regs(call));
-  // Its entry stop, then its exit stop. Not a single step: that raises SIGTRAP by force, which takes an ignored or blocked
-  // SIGTRAP of the program back to its default.
-  for (int stops = 0; stops < 2;) {
-    if (ptrace(PTRACE_SYSCALL, thread_, nullptr, nullptr) != 0) return fail_errno("make a system call in the target");
-    int status;
-    pid_t waited = wait_traced(thread_, &status, 0);
-    if (waited < 0 && errno == EINTR) continue;
-    if (waited != thread_) return fail_errno("wait for the target");
-    if (!WIFSTOPPED(status)) {
-      thread_ = 0;
-      return fail("the target ended while it was being prepared");
-    }
-    if (is_group_stop(status)) continue;
-    siginfo_t signal{};
-    bool syscall_stop =
-        (WSTOPSIG(status) & ~0x80) == SIGTRAP && status >> 16 == 0 &&
-        (WSTOPSIG(status) & 0x80 || (ptrace(PTRACE_GETSIGINFO, thread_, nullptr, &signal) == 0 &&
-                                     (signal.si_code == SIGTRAP || signal.si_code == (SIGTRAP | 0x80))));
-    if (syscall_stop) stops++;
-    else held_signals_.push_back(WSTOPSIG(status));
-  }
+  for (int stops = 0; stops < 2; stops++)  // its entry, then its exit
+    SONDE_TRY(run_to_system_call(std::chrono::milliseconds::max()));
   user_regs_struct after = SONDE_TRY(regs());
   SONDE_TRY_VOID(set_regs(saved));
   if (after.rip != instruction.value + 2)
     return fail(fmt::format("system call {} in the target did not run to its end", number));
   return static_cast<int64_t>(after.rax);
+}
+
+Result<uint64_t> Tracee::call(Addr function, std::initializer_list<uint64_t> arguments, Addr stack_end,
+                              Addr instruction) {
+  user_regs_struct saved = SONDE_TRY(regs()), call = saved;
+  uint64_t mask = SONDE_TRY(signal_mask());
+  SONDE_TRY_VOID(set_signal_mask(~uint64_t{0}));
+  unsigned long long* registers[] = {&call.rdi, &call.rsi, &call.rdx, &call.rcx, &call.r8, &call.r9};
+  size_t i = 0;
+  for (uint64_t argument : arguments) *registers[i++] = argument;
+  call.rsp = (stack_end.value & ~uint64_t{15}) - 8;
+  call.rax = 0;
+  call.rip = function.value;
+  call.orig_rax = static_cast<unsigned long long>(-1);
+  call.eflags &= ~uint64_t{0x400};  // the direction flag: as the ABI wants it
+  SONDE_TRY_VOID(write_as(Addr(call.rsp), instruction.value));
+  SONDE_TRY_VOID(set_regs(call));
+  auto restore = [&]() -> Result<void> {
+    SONDE_TRY_VOID(set_regs(saved));
+    return set_signal_mask(mask);
+  };
+  for (bool entry = true, first = true;; entry = !entry) {
+    if (!SONDE_TRY(run_to_system_call(kCallPatience))) {
+      if (ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr) != 0) return fail_errno("interrupt the target");
+      int status;
+      while (wait_traced(thread_, &status, 0) < 0 && errno == EINTR) {
+      }
+      if (first && !entry) {  // in the first system call that it made, which is that of a lock
+        SONDE_TRY_VOID(restore());
+        return fail(
+            "the program holds a lock that loading a library needs (it is loading or forking itself); try again");
+      }
+      return fail(
+          "a function called in the program does not return; the thread that made the call cannot be given back");
+    }
+    user_regs_struct now = SONDE_TRY(regs());
+    if (!entry) first = false;
+    if (!entry || now.rip != instruction.value + 2 || now.rsp != call.rsp + 8) continue;
+    // It has returned, and what looks like a system call is none.
+    uint64_t value = now.orig_rax;
+    now.orig_rax = static_cast<unsigned long long>(-1);
+    SONDE_TRY_VOID(set_regs(now));
+    SONDE_TRY(run_to_system_call(std::chrono::milliseconds::max()));
+    SONDE_TRY_VOID(restore());
+    return value;
+  }
 }
 
 Result<std::optional<ExitStatus>> Tracee::run_to(Addr breakpoint) {

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 #include <sys/user.h>
 
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -26,6 +27,8 @@ struct ExitStatus {
 // waitpid() for a thread that is traced, which does not take the end of a child of our own: its exit status is for whoever
 // launched it.
 pid_t wait_traced(pid_t tid, int* status, int options);
+
+constexpr std::chrono::milliseconds kCallPatience{5000};
 
 class Tracee {
  public:
@@ -60,6 +63,13 @@ class Tracee {
   // afterwards. The value is the kernel's: -errno on failure. Signals that arrive meanwhile are delivered later.
   Result<int64_t> system_call(Addr instruction, long number, std::initializer_list<uint64_t> arguments);
 
+  // Calls a function of the target on the stack that ends at `stack_end`, which is nobody's, with all signals blocked;
+  // registers and mask are as before afterwards. It returns to `instruction`, a `syscall`, and is stopped by the system
+  // calls it makes alone: a trap or a fault would change what the program does with those signals. Other threads run.
+  // An error after kCallPatience if it does not return; the thread still is where it was before if it only waited for
+  // its first lock, else the error says what was left.
+  Result<uint64_t> call(Addr function, std::initializer_list<uint64_t> arguments, Addr stack_end, Addr instruction);
+
   // Runs until `breakpoint` is reached, with a temporary int3 there; signals are passed on to the target. Value: the
   // exit status if the target ended before.
   Result<std::optional<ExitStatus>> run_to(Addr breakpoint);
@@ -72,6 +82,7 @@ class Tracee {
   Result<void> detach();
 
  private:
+  Result<bool> run_to_system_call(std::chrono::milliseconds patience);
   Tracee(pid_t thread, int memory) : thread_(thread), memory_(memory) {}
   pid_t thread_ = 0;
   int memory_ = -1;

@@ -49,7 +49,8 @@ Result<void> Target::decide_traps(Tracee& tracee, std::span<Planned> planned) {
   bool first = sites_.empty(), needed = std::ranges::any_of(planned, [](auto& p) { return needs_trap(p.plan); });
   std::string obstacle;
   if (!problems_.empty()) obstacle = "an image cannot be read: " + problems_.front();
-  if (first && obstacle.empty()) obstacle = SONDE_TRY(process_obstacle(tracee));
+  if (first && obstacle.empty())
+    obstacle = options_.launched ? SONDE_TRY(process_obstacle(tracee)) : "the program ran already when it was probed";
   for (const Planned& p : planned)
     if (obstacle.empty()) obstacle = trap_obstacle(images_[p.image].loaded, p.plan);
   bool allowed = options_.allow_traps || options_.force_traps;

@@ -42,7 +42,7 @@ SessionLayout lay_out(const SessionOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options) {
+Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options, int fd) {
   if (!std::has_single_bit(options.ring_bytes) || options.ring_bytes < 65536 || options.ring_bytes > 1 << 30)
     return fail(
         fmt::format("a ring of {} bytes is impossible: a power of two from 64 KiB to 1 GiB", options.ring_bytes), 2);
@@ -53,7 +53,7 @@ Result<std::unique_ptr<Session>> Session::create(const SessionOptions& options) 
   SessionLayout& l = session->layout_;
   l = lay_out(options);
   session->policy_ = options.policy;
-  session->fd_ = memfd_create("sonde", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  session->fd_ = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : memfd_create("sonde", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (session->fd_ < 0) return fail_errno("making the shared session memory");
   if (ftruncate(session->fd_, static_cast<off_t>(l.size))) return fail_errno("sizing the shared session memory");
   // Without the seal a target could shrink it under the recorder's feet (SIGBUS).

@@ -30,7 +30,8 @@ struct SessionLayout {
 class Session {
  public:
   // A sparse memfd, sealed against shrinking, mapped here. The heart beats from now on.
-  static Result<std::unique_ptr<Session>> create(const SessionOptions& options);
+  // `fd`: a new memory file of that kind, which stays the caller's; -1: one is made.
+  static Result<std::unique_ptr<Session>> create(const SessionOptions& options, int fd = -1);
   ~Session();
   Session(const Session&) = delete;
 
