@@ -220,7 +220,8 @@ class Recording {
       require_match(selection);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
     } catch (...) {
-      (void)target_->detach(pid, attached.agent_handle, &pause);
+      if (auto left = target_->detach(pid, attached.agent_handle, &pause); !left || !left->empty())
+        tell("sonde: note: {}\n", printable(left ? *left : "detaching: " + left.error().message));
       throw;
     }
     outlive_failed_writes();
@@ -615,7 +616,9 @@ void add_record(CLI::App& app, int& status) {
       "  sonde record -f 'libsqlite3.so.0:sqlite3_*' sqlite3 test.db 'select 1'\n"
       "  sonde record --sum ./server    call tree, counts and times for hours; no single calls\n"
       "  sonde record -o /tmp/t -- ls -l\n"
-      "The exit status is the program's own.");
+      "  sonde record -p 4711                 a process that runs, until Ctrl-C\n"
+      "  sonde record -f '*:send*' -p 4711 -- sleep 10    the same for ten seconds\n"
+      "The exit status is the program's own; with -p that of the command, or 0.");
   command->callback([options, &status] {
     if (!options->pid && options->command.empty())
       throw CommandError{{"nothing to record: give a program with its arguments, or a process with -p PID", 2}};

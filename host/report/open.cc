@@ -84,9 +84,8 @@ Result<Recording> open_recording(const std::string& path) {
     recording.images.push_back({i.path, i.build_id, {Addr(i.begin), Addr(i.end)}, i.bias, i.from_ticks, i.to_ticks});
   for (uint32_t s = 0; s < meta.sites.size(); s++) add_site(recording, meta, s);
   if (meta.longest_pause_ns > 0)
-    recording.notes.push_back(
-        fmt::format("the program stood still for at most {:.2f} ms while libraries it loaded were armed",
-                    static_cast<double>(meta.longest_pause_ns) / 1e6));
+    recording.notes.push_back(fmt::format("the program stood still for at most {:.2f} ms while functions were probed",
+                                          static_cast<double>(meta.longest_pause_ns) / 1e6));
   recording.records = source;
   return recording;
 }

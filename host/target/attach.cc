@@ -54,25 +54,16 @@ bool holds_locks(std::string_view function) {
   return std::ranges::any_of(kParts, [&](std::string_view part) { return function.find(part) != function.npos; });
 }
 
-// Calls that wait for something outside. Neither allocator nor loader ever make them; a futex is a lock's as well.
+// Calls that wait for something outside. Neither allocator nor loader ever make them; a futex is a lock's as well. What a stop
+// interrupted is called restart_syscall later if it has a limit of time, which locks have not.
 bool waits_outside(uint64_t call) {
-  static constexpr std::array<uint64_t, 34> kCalls = {SYS_read,           SYS_write,
-                                                      SYS_readv,          SYS_writev,
-                                                      SYS_recvfrom,       SYS_sendto,
-                                                      SYS_recvmsg,        SYS_sendmsg,
-                                                      SYS_recvmmsg,       SYS_accept,
-                                                      SYS_accept4,        SYS_connect,
-                                                      SYS_poll,           SYS_ppoll,
-                                                      SYS_select,         SYS_pselect6,
-                                                      SYS_epoll_wait,     SYS_epoll_pwait,
-                                                      SYS_epoll_pwait2,   SYS_nanosleep,
-                                                      SYS_wait4,          SYS_clock_nanosleep,
-                                                      SYS_waitid,         SYS_pause,
-                                                      SYS_rt_sigsuspend,  SYS_rt_sigtimedwait,
-                                                      SYS_flock,          SYS_pread64,
-                                                      SYS_pwrite64,       SYS_io_getevents,
-                                                      SYS_io_uring_enter, SYS_semtimedop,
-                                                      SYS_msgrcv,         SYS_semop};
+  static constexpr std::array<uint64_t, 35> kCalls = {
+      SYS_read,           SYS_write,           SYS_readv,    SYS_writev,          SYS_recvfrom,       SYS_sendto,
+      SYS_recvmsg,        SYS_sendmsg,         SYS_recvmmsg, SYS_accept,          SYS_accept4,        SYS_connect,
+      SYS_poll,           SYS_ppoll,           SYS_select,   SYS_pselect6,        SYS_epoll_wait,     SYS_epoll_pwait,
+      SYS_epoll_pwait2,   SYS_nanosleep,       SYS_wait4,    SYS_clock_nanosleep, SYS_waitid,         SYS_pause,
+      SYS_rt_sigsuspend,  SYS_rt_sigtimedwait, SYS_flock,    SYS_pread64,         SYS_pwrite64,       SYS_io_getevents,
+      SYS_io_uring_enter, SYS_semtimedop,      SYS_msgrcv,   SYS_semop,           SYS_restart_syscall};
   return std::ranges::find(kCalls, call) != kCalls.end();
 }
 

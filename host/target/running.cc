@@ -62,6 +62,37 @@ std::vector<uint64_t> stack_words(pid_t pid, Addr sp, std::span<const Mapping> m
   return {};
 }
 
+// Thousands of small writes that lie close together, as few large ones: while they are made nothing runs.
+class ManyWrites {
+ public:
+  void add(Addr at, std::span<const uint8_t> bytes) {
+    if (!bytes.empty()) pieces_.push_back({at, bytes});
+  }
+  Result<void> make(const Tracee& tracee) {
+    std::ranges::sort(pieces_, {}, &Piece::at);
+    for (size_t first = 0, next; first < pieces_.size(); first = next) {
+      Addr begin = pieces_[first].at, end = pieces_[first].end();
+      for (next = first + 1; next < pieces_.size() && pieces_[next].at - end < kGap; next++)
+        end = std::max(end, pieces_[next].end());
+      std::vector<uint8_t> bytes(static_cast<size_t>(end - begin));
+      SONDE_TRY_VOID(tracee.read(begin, bytes));
+      for (size_t i = first; i < next; i++)
+        std::ranges::copy(pieces_[i].bytes, bytes.begin() + (pieces_[i].at - begin));
+      SONDE_TRY_VOID(tracee.write(begin, bytes));
+    }
+    return {};
+  }
+
+ private:
+  static constexpr int64_t kGap = 2048;
+  struct Piece {
+    Addr at;
+    std::span<const uint8_t> bytes;
+    Addr end() const { return at + static_cast<int64_t>(bytes.size()); }
+  };
+  std::vector<Piece> pieces_;
+};
+
 class Stopwatch {
  public:
   explicit Stopwatch(nanoseconds* longest) : longest_(longest) {}
@@ -106,24 +137,26 @@ Result<std::vector<uint32_t>> Target::patch_stopped(const StoppedProcess& stoppe
     SONDE_TRY_VOID(one.set_regs(regs));
   }
   std::vector<uint32_t> rest;
+  ManyWrites writes;
   for (uint32_t i : sites) {
-    if (left[i]) rest.push_back(i);
-    else SONDE_TRY_VOID(patch(tracee, sites_[i]));
+    const SitePlan& plan = sites_[i].plan;
+    if (left[i]) {
+      rest.push_back(i);
+      continue;
+    }
+    writes.add(plan.island, plan.island_bytes);
+    writes.add(plan.patch, plan.bytes);
   }
+  SONDE_TRY_VOID(writes.make(tracee));
   return rest;
 }
 
 Result<void> Target::arm_running(const Selector& select, nanoseconds* longest_pause) {
-  Tracee reader = SONDE_TRY(Tracee::borrow(0, pid_));  // memory only
+  Tracee running = SONDE_TRY(Tracee::running(pid_));
   std::vector<Planned> planned;
-  SONDE_TRY(look(reader, select, &planned));
+  SONDE_TRY(look(running, select, &planned));
   size_t first = sites_.size();
-  {
-    Stopwatch watch(longest_pause);
-    StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_));
-    Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
-    SONDE_TRY_VOID(place(tracee, planned));
-  }
+  SONDE_TRY_VOID(place(running, planned));
   std::vector<uint32_t> todo;
   for (auto i = static_cast<uint32_t>(first); i < sites_.size(); i++)
     if (sites_[i].plan.method != Method::refused) todo.push_back(i);
@@ -214,12 +247,14 @@ Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_
       Stopwatch watch(longest_pause);
       StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid));
       Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid));
+      ManyWrites writes;
       for (const TargetSite& site : sites_) {
         const SitePlan& plan = site.plan;
         if (!first || site.gone || plan.method == Method::refused) continue;
-        SONDE_TRY_VOID(tracee.write(plan.patch, plan.original));
-        if (!plan.island_original.empty()) SONDE_TRY_VOID(tracee.write(plan.island, plan.island_original));
+        writes.add(plan.patch, plan.original);
+        writes.add(plan.island, plan.island_original);
       }
+      SONDE_TRY_VOID(writes.make(tracee));
       bool inside = false;
       for (const StoppedThread& thread : stopped.threads()) inside |= SONDE_TRY(is_inside(images, thread));
       if (!inside) {

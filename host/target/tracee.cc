@@ -41,7 +41,7 @@ Result<Tracee> Tracee::adopt(pid_t thread, pid_t process) {
   std::string path = fmt::format("/proc/{}/mem", process);
   int memory = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (memory < 0) return fail_errno("open " + path);
-  return Tracee(thread, memory);
+  return Tracee(thread, process, memory);
 }
 
 Result<Tracee> Tracee::borrow(pid_t thread, pid_t process) {
@@ -50,14 +50,18 @@ Result<Tracee> Tracee::borrow(pid_t thread, pid_t process) {
   return tracee;
 }
 
+Result<Tracee> Tracee::running(pid_t process) { return borrow(0, process); }
+
 Tracee::Tracee(Tracee&& other) noexcept
     : thread_(std::exchange(other.thread_, 0)),
+      process_(other.process_),
       memory_(std::exchange(other.memory_, -1)),
       borrowed_(other.borrowed_),
       held_signals_(std::move(other.held_signals_)) {}
 
 Tracee& Tracee::operator=(Tracee&& other) noexcept {
   std::swap(thread_, other.thread_);
+  std::swap(process_, other.process_);
   std::swap(memory_, other.memory_);
   std::swap(borrowed_, other.borrowed_);
   std::swap(held_signals_, other.held_signals_);
@@ -141,6 +145,14 @@ Result<bool> Tracee::run_to_system_call(std::chrono::milliseconds patience) {
 }
 
 Result<int64_t> Tracee::system_call(Addr instruction, long number, std::initializer_list<uint64_t> arguments) {
+  if (!thread_ && borrowed_) {
+    for (pid_t tid : live_threads(process_)) {
+      auto still = SONDE_TRY(StillThread::hold(process_, tid));
+      if (!still) continue;
+      return SONDE_TRY(borrow(tid, process_)).system_call(instruction, number, arguments);
+    }
+    return fail(fmt::format("no thread of process {} stops", process_));
+  }
   user_regs_struct saved = SONDE_TRY(regs());
   user_regs_struct call = saved;
   unsigned long long* registers[] = {&call.rdi, &call.rsi, &call.rdx, &call.r10, &call.r8, &call.r9};

@@ -36,6 +36,8 @@ class Tracee {
   static Result<Tracee> adopt(pid_t thread, pid_t process);
   // The same for a thread that somebody else stopped and will let go (StoppedProcess): never detached here.
   static Result<Tracee> borrow(pid_t thread, pid_t process);
+  // The memory of a process that runs; where a system call is to be made, one thread stands for just that.
+  static Result<Tracee> running(pid_t process);
   Tracee(Tracee&& other) noexcept;
   Tracee& operator=(Tracee&& other) noexcept;
   ~Tracee();
@@ -83,8 +85,8 @@ class Tracee {
 
  private:
   Result<bool> run_to_system_call(std::chrono::milliseconds patience);
-  Tracee(pid_t thread, int memory) : thread_(thread), memory_(memory) {}
-  pid_t thread_ = 0;
+  Tracee(pid_t thread, pid_t process, int memory) : thread_(thread), process_(process), memory_(memory) {}
+  pid_t thread_ = 0, process_ = 0;
   int memory_ = -1;
   bool borrowed_ = false;
   std::vector<int> held_signals_;
