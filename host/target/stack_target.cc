@@ -235,8 +235,8 @@ Result<StackTarget> StackTarget::of_images(pid_t pid) {
   target.images_ = SONDE_TRY(loaded_images(pid, &target.problems_));
   auto maps = read_maps(pid);
   if (!maps) return std::unexpected(not_permitted(pid));
-  ProcessMemory memory(pid, *std::move(maps));
-  SONDE_TRY_VOID(target.describe(memory));
+  ProcessMemory memory(pid, *maps);
+  SONDE_TRY_VOID(target.describe(memory, *maps));
   return target;
 }
 
