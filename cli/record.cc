@@ -621,7 +621,7 @@ void add_record(CLI::App& app, int& status) {
       "The exit status is the program's own; with -p that of the command, or 0.");
   command->callback([options, &status] {
     if (!options->pid && options->command.empty())
-      throw CommandError{{"nothing to record: give a program with its arguments, or a process with -p PID", 2}};
+      throw CommandError{{"PROGRAM or -p PID is required\nsonde record --help says more", 2}};
     Recording(*options, status).run();
   });
 }

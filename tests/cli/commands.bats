@@ -54,7 +54,7 @@ one_error() { [[ "$output" == "sonde: "* ]] && [[ "$output" != *$'\n'* ]]; }
 
 @test "a word that is missing is named, with what it may be" {
   run -2 "$SONDE" record -o trace
-  [ "${lines[0]}" = "sonde: PROGRAM is required" ]
+  [ "${lines[0]}" = "sonde: PROGRAM or -p PID is required" ]
   [ "${lines[1]}" = "sonde record --help says more" ]
   run -2 "$SONDE" dump
   [ "${lines[0]}" = "sonde: sonde dump wants one of: table" ]
