@@ -113,7 +113,7 @@ def run_once(target, seconds):
     longest = 16384 if target not in ("image_fuzz", "core_fuzz") else 131072
     with open(log_path, "wb") as log:
         child = subprocess.Popen([os.path.join(BUILD, "tests/fuzz", target), corpus, seeds, f"-timeout={HANGS}", f"-max_len={longest}",
-                                  "-rss_limit_mb=2500", f"-artifact_prefix={findings}{target}-", "-print_final_stats=1", "-handle_usr1=1"],
+                                  "-rss_limit_mb=2500", "-report_slow_units=1000000", f"-artifact_prefix={findings}{target}-", "-print_final_stats=1", "-handle_usr1=1"],
                                  stdout=log, stderr=log)
         used = 0.0
         while child.poll() is None:
