@@ -5,6 +5,9 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include <map>
+#include <tuple>
+
 #include "host/image/image.h"
 #include "host/trace/file.h"
 
@@ -32,8 +35,22 @@ std::string describe_end(int wait_status) {
   return fmt::format("exit status {}", WEXITSTATUS(wait_status));
 }
 
+// Which function a site is one of: its file, by build id where it has one, and its place there. The name and whether it
+// was probed stand beside that: a build id may be forged, and a row of the probed must not be one of a refused.
+using FunctionKey = std::tuple<std::string, uint64_t, std::string, int>;
+
+FunctionKey key_of(const TraceMeta& meta, const TraceSite& site) {
+  int probed = site.internal ? 2 : !site.method.empty();
+  if (site.image >= meta.images.size()) return {"", site.address, site.name, probed};
+  const TraceImage& image = meta.images[site.image];
+  // Two builds under one path differ in size mostly where no build id tells them apart.
+  std::string file =
+      image.build_id.empty() ? fmt::format("{} {}", image.end - image.begin, image.path) : image.build_id;
+  return {file, site.address - image.bias, site.name, probed};
+}
+
 // A site of an image that the file does not have (a damaged trace) keeps its address as its name.
-void add_site(Recording& recording, const TraceMeta& meta, uint32_t number) {
+void add_site(Recording& recording, const TraceMeta& meta, uint32_t number, std::map<FunctionKey, uint32_t>& known) {
   const TraceSite& site = meta.sites[number];
   RecordedSite out;
   out.address = site.address;
@@ -47,7 +64,9 @@ void add_site(Recording& recording, const TraceMeta& meta, uint32_t number) {
   if (!site.internal) out.method = site.method;
   out.no_hijack = site.no_hijack;
   if (auto lost = meta.site_lost.find(number); lost != meta.site_lost.end()) out.lost = lost->second;
-  if (site.method.empty() && !site.internal) recording.refused.push_back({out.name, out.module, site.refusal});
+  auto [first, added] = known.try_emplace(key_of(meta, site), number);
+  out.function = first->second;
+  if (added && site.method.empty() && !site.internal) recording.refused.push_back({out.name, out.module, site.refusal});
   recording.sites.push_back(std::move(out));
 }
 
@@ -82,7 +101,8 @@ Result<Recording> open_recording(const std::string& path) {
                                  recording.summed && t.calls > t.records ? t.calls - t.records : 0});
   for (const TraceImage& i : meta.images)
     recording.images.push_back({i.path, i.build_id, {Addr(i.begin), Addr(i.end)}, i.bias, i.from_ticks, i.to_ticks});
-  for (uint32_t s = 0; s < meta.sites.size(); s++) add_site(recording, meta, s);
+  std::map<FunctionKey, uint32_t> known;
+  for (uint32_t s = 0; s < meta.sites.size(); s++) add_site(recording, meta, s, known);
   if (meta.longest_pause_ns > 0)
     recording.notes.push_back(fmt::format("the program stood still for at most {:.2f} ms while functions were probed",
                                           static_cast<double>(meta.longest_pause_ns) / 1e6));

@@ -126,7 +126,7 @@ struct EntryOrder::Impl {
 
   bool wanted(uint32_t thread, const Item& item) {
     if (item.type == uint8_t(RecordType::stack) && !with_stacks) return false;
-    return !accept || accept(thread, item.site);
+    return !accept || accept(thread, recording.function_of(item.site));
   }
 
   static void keep(std::vector<Item>& items, std::vector<uint64_t>& frames, Item item,
@@ -168,7 +168,7 @@ struct EntryOrder::Impl {
     Event event;
     event.entry = item.entry;
     event.exit = item.exit;
-    event.site = item.site;
+    event.site = recording.function_of(item.site);
     event.slot = item.slot;
     event.type = static_cast<RecordType>(item.type);
     if (event.type == RecordType::call) event.kind = static_cast<ExitKind>(item.kind);

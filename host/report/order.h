@@ -24,7 +24,7 @@ namespace sonde::host {
 // One record of type call, entry or stack, decoded.
 struct Event {
   uint64_t entry = 0, exit = 0;  // ticks; exit == entry for types entry and stack
-  uint32_t site = 0, slot = 0;
+  uint32_t site = 0, slot = 0;  // site: Recording::function_of the record's
   RecordType type = RecordType::none;
   ExitKind kind = ExitKind::returned;
   bool overflow = false;  // stack: cut
@@ -36,7 +36,7 @@ struct Survey {
   struct Site {
     uint64_t calls = 0, entries = 0;  // call records, entry-only records
   };
-  std::vector<Site> sites;
+  std::vector<Site> sites;  // as the records name them
   std::vector<uint64_t> thread_records;  // per thread
   std::array<uint64_t, 5> kinds{};  // calls by ExitKind
   uint64_t calls = 0, entries = 0, stacks = 0;

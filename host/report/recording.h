@@ -37,6 +37,7 @@ struct RecordedSite {
   std::string method;  // how it was patched
   std::string no_hijack;  // why its returns are not hooked; "" if they are
   LossCounts lost{};
+  uint32_t function = 0;  // the first site of the same function: views know it by that number
 };
 
 struct RefusedFunction {
@@ -83,6 +84,8 @@ struct Recording {
   std::vector<std::string> notes;  // sentences for the footer: the file was cut, the recorder died
   std::shared_ptr<RecordSource> records;
 
+  // What a record's site number means to the views: each opening of a library makes sites of its own, of the same functions.
+  uint32_t function_of(uint32_t site) const { return site < sites.size() ? sites[site].function : site; }
   double nanoseconds(uint64_t ticks) const { return static_cast<double>(ticks) * 1e9 / ticks_per_second; }
 };
 

@@ -20,9 +20,10 @@ std::vector<uint64_t> self_times(const SumTree& tree, const std::vector<bool>& w
   return self;
 }
 
-std::vector<bool> wanted_nodes(uint32_t thread, const SumTree& tree, const EntryOrder::Accept& accept) {
+std::vector<bool> wanted_nodes(const Recording& recording, uint32_t thread, const SumTree& tree,
+                               const EntryOrder::Accept& accept) {
   std::vector<bool> wanted(tree.nodes.size());
-  for (size_t i = 1; i < wanted.size(); i++) wanted[i] = accept(thread, tree.nodes[i].site);
+  for (size_t i = 1; i < wanted.size(); i++) wanted[i] = accept(thread, recording.function_of(tree.nodes[i].site));
   return wanted;
 }
 
@@ -55,7 +56,7 @@ CallTree tree_of_sums(const Recording& recording, const EntryOrder::Accept& acce
   CallTree result(std::move(group_of));
   for (const auto& [thread, tree] : recording.sums) {
     if (thread >= groups.size()) continue;
-    std::vector<bool> wanted = wanted_nodes(thread, tree, accept);
+    std::vector<bool> wanted = wanted_nodes(recording, thread, tree, accept);
     std::vector<uint64_t> self = self_times(tree, wanted);
     std::vector<bool> used(tree.nodes.size());  // it or something below it was called
     for (size_t i = tree.nodes.size(); i-- > 1;) {
@@ -74,7 +75,7 @@ CallTree tree_of_sums(const Recording& recording, const EntryOrder::Accept& acce
       sums.total = node.total;
       sums.self = self[i];
       sums.kinds = node.kinds;
-      place[i] = result.add(groups[thread], place[node.parent], node.site, sums);
+      place[i] = result.add(groups[thread], place[node.parent], recording.function_of(node.site), sums);
     }
   }
   return result;
@@ -83,12 +84,13 @@ CallTree tree_of_sums(const Recording& recording, const EntryOrder::Accept& acce
 std::vector<SummedFunction> functions_of_sums(const Recording& recording, const EntryOrder::Accept& accept) {
   std::vector<SummedFunction> functions(recording.sites.size());
   for (const auto& [thread, tree] : recording.sums) {
-    std::vector<bool> wanted = wanted_nodes(thread, tree, accept);
+    std::vector<bool> wanted = wanted_nodes(recording, thread, tree, accept);
     std::vector<uint64_t> self = self_times(tree, wanted);
     for (size_t i = 1; i < tree.nodes.size(); i++) {
       const SumTreeNode& node = tree.nodes[i];
-      if (!wanted[i] || node.site >= functions.size()) continue;
-      SummedFunction& f = functions[node.site];
+      uint32_t function = recording.function_of(node.site);
+      if (!wanted[i] || function >= functions.size()) continue;
+      SummedFunction& f = functions[function];
       f.calls += node.calls();
       f.entries += node.entries;
       f.self += self[i];
@@ -99,7 +101,7 @@ std::vector<SummedFunction> functions_of_sums(const Recording& recording, const 
       f.max = std::max(f.max, node.longest);
       bool outermost = true;
       for (uint32_t at = node.parent; at && outermost; at = tree.nodes[at].parent)
-        outermost = !wanted[at] || tree.nodes[at].site != node.site;
+        outermost = !wanted[at] || recording.function_of(tree.nodes[at].site) != function;
       if (outermost) f.total += node.total;
     }
   }

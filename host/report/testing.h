@@ -33,7 +33,8 @@ inline Words join(const std::vector<Words>& records) {
 inline Recording recording(std::vector<Words> threads, size_t sites = 8) {
   Recording r;
   for (uint32_t i = 0; i < threads.size(); ++i) r.threads.push_back({.pid = 100, .tid = 100 + i, .name = "prog"});
-  for (size_t i = 0; i < sites; ++i) r.sites.push_back({fmt::format("f{}", i), "prog", 0, "nops", "", {}});
+  for (size_t i = 0; i < sites; ++i)
+    r.sites.push_back({fmt::format("f{}", i), "prog", 0, "nops", "", {}, static_cast<uint32_t>(i)});
   r.records = std::make_shared<MemorySource>(std::move(threads));
   return r;
 }

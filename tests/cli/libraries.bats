@@ -69,3 +69,49 @@ CHECK
   "$SONDE" report trace | grep -q 'unreliable stacks: 0.0 % of'
   [ "$(calls_of beside)" -eq "$("$SONDE" report trace | sed -n 's/^unreliable stacks: .* of \([0-9,]*\)$/\1/p' | tr -d , | awk '{print $1 - 2000}')" ]
 }
+
+# make_opener [BUILD-ID]: a program that opens ./pl.so 30 times and closes it again, the last ten times another build of it.
+make_opener() {
+  cat >pl.c <<'C'
+int run(int x) { return x + ADD; }
+int twice(int x) { return run(x) + run(x); }
+C
+  cat >opener.c <<'C'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+  for (int i = 0; i < 30; i++) {
+    if (i == 20 && rename("./other.so", "./pl.so")) return 1;
+    void *d = dlopen("./pl.so", RTLD_NOW);
+    int (*twice)(int) = (int (*)(int))dlsym(d, "twice");
+    twice(i);
+    dlclose(d);
+  }
+  return 0;
+}
+C
+  gcc -O0 -shared -fPIC -Wl,--build-id$1 -DADD=1 pl.c -o pl.so
+  gcc -O0 -shared -fPIC -Wl,--build-id$1 -DADD=2 -Wl,-z,max-page-size=0x10000 pl.c -o other.so
+  gcc opener.c -o opener
+}
+
+# Calls of each row of a function, the rows sorted.
+rows_of() { "$SONDE" report "${@:2}" trace | awk -v name="$1" '$NF == name { print $1 }' | sort -n | xargs; }
+
+@test "a library that is opened again has no rows of its own; another build under its path has" {
+  make_opener
+  "$SONDE" record -q -o trace -f ./pl.so:run -f ./pl.so:twice ./opener
+  [ "$(rows_of run --stats)" = "20 40" ]
+  [ "$(rows_of twice --stats)" = "10 20" ]
+  [ "$(rows_of run)" = "20 40" ]
+  [ "$("$SONDE" report --json trace | python3 -c 'import json, sys; print(json.load(sys.stdin)["footer"]["armed"])')" = 4 ]
+  # The same in sums.
+  make_opener
+  "$SONDE" record -q --sum -o trace -f ./pl.so:run -f ./pl.so:twice ./opener
+  [ "$(rows_of run --stats)" = "20 40" ]
+  [ "$(rows_of twice)" = "10 20" ]
+  # Without a build id the path is what there is to go by, and the size.
+  make_opener =none
+  "$SONDE" record -q -o trace -f ./pl.so:run ./opener
+  [ "$(rows_of run --stats)" = "20 40" ]
+}
