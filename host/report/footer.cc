@@ -22,6 +22,11 @@ constexpr double kDefaultCallCostNs = 30;
 // A trap's signal comes on top.
 bool by_trap(const RecordedSite& site) { return site.method == describe(Method::trap); }
 
+// Opened again, a library has new sites of the same functions.
+bool first_of_function(const Recording& recording, const RecordedSite& site) {
+  return &site == &recording.sites[site.function];
+}
+
 std::string counted_text(uint64_t n, const std::string& one) { return format_count(n) + " " + plural(n, one); }
 
 struct Footer {
@@ -45,14 +50,16 @@ Footer gather(const Recording& recording, const Survey& survey) {
   if (recording.lost_no_thread_state) f.lost["no state left for the thread"] += recording.lost_no_thread_state;
   for (const RefusedFunction& r : recording.refused) f.refused[r.reason.substr(0, r.reason.find(" (at"))]++;
   for (const RecordedSite& s : recording.sites)
-    if (!s.no_hijack.empty() && !s.method.empty()) f.not_hooked[s.no_hijack]++;
+    if (!s.no_hijack.empty() && !s.method.empty() && first_of_function(recording, s)) f.not_hooked[s.no_hijack]++;
   double each = recording.call_cost_ns > 0 ? recording.call_cost_ns : kDefaultCallCostNs;
-  for (size_t s = 0; s < survey.sites.size() && s < recording.sites.size(); s++) {
+  std::map<uint32_t, double> costs;  // ns, by function
+  for (uint32_t s = 0; s < survey.sites.size() && s < recording.sites.size(); s++) {
     uint64_t hits = survey.sites[s].calls + survey.sites[s].entries;
     double cost = static_cast<double>(hits) * (each + (by_trap(recording.sites[s]) ? recording.trap_cost_ns : 0));
-    if (hits) f.costliest.emplace_back(cost, recording.sites[s].name);
+    if (hits) costs[recording.function_of(s)] += cost;
     f.cost_ns += cost;
   }
+  for (auto [function, cost] : costs) f.costliest.emplace_back(cost, recording.sites[function].name);
   std::sort(f.costliest.rbegin(), f.costliest.rend());
   if (f.costliest.size() > 5) f.costliest.resize(5);
   return f;
@@ -72,6 +79,12 @@ std::string losses(const Recording& recording, const Footer& f) {
   std::string text =
       fmt::format("not written: {} ({})", counted_text(recording.not_written, "event"), recording.not_written_why);
   return f.lost.empty() ? text : text + "; lost: " + list(f.lost, true);
+}
+
+std::string waits_text(const Recording& recording, const Footer& f) {
+  if (!recording.complete && f.waits == 0) return "unknown";
+  return fmt::format("{}{} ({})", recording.complete ? "" : "at least ",
+                     format_time(recording.nanoseconds(f.waited_ticks)), counted_text(f.waits, "time"));
 }
 
 std::string sums_text(const Recording& recording) {
@@ -103,8 +116,7 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
   if (!recording.ended.empty())
     text += fmt::format("; the program {} {}", recording.ended.starts_with("killed") ? "was" : "ended with",
                         recording.ended);
-  text += fmt::format("\n{}; waited for room in a ring: {} ({})", losses(recording, f),
-                      format_time(recording.nanoseconds(f.waited_ticks)), counted_text(f.waits, "time"));
+  text += fmt::format("\n{}; waited for room in a ring: {}", losses(recording, f), waits_text(recording, f));
   if (recording.ring_waits)
     text += fmt::format("; new threads waited for a ring: {} ({})",
                         format_time(recording.nanoseconds(recording.ring_waited_ticks)),
@@ -140,29 +152,30 @@ std::string footer_text(const Recording& recording, const Survey& survey) {
 
 std::string footer_json(const Recording& recording, const Survey& survey) {
   Footer f = gather(recording, survey);
-  nlohmann::json j = {{"events", f.calls + survey.stacks},
-                      {"calls", f.calls},
-                      {"threads", recording.threads.size()},
-                      {"command", recording.command},
-                      {"ended", recording.ended},
-                      {"in_flight", f.in_flight},
-                      {"lost", f.lost},
-                      {"complete", recording.complete},
-                      {"not_written", recording.not_written},
-                      {"not_written_why", recording.not_written_why},
-                      {"waits", f.waits},
-                      {"waited_ns", recording.nanoseconds(f.waited_ticks)},
-                      {"ring_waits", recording.ring_waits},
-                      {"ring_waited_ns", recording.nanoseconds(recording.ring_waited_ticks)},
-                      {"stacks", survey.stacks},
-                      {"unreliable_stacks", survey.unreliable_stacks},
-                      {"refused", f.refused},
-                      {"not_hooked", f.not_hooked},
-                      {"armed", std::count_if(recording.sites.begin(), recording.sites.end(),
-                                              [](auto& s) { return !s.method.empty(); })},
-                      {"cost_ns", f.cost_ns},
-                      {"trap_cost_ns", recording.trap_cost_ns},
-                      {"notes", recording.notes}};
+  nlohmann::json j = {
+      {"events", f.calls + survey.stacks},
+      {"calls", f.calls},
+      {"threads", recording.threads.size()},
+      {"command", recording.command},
+      {"ended", recording.ended},
+      {"in_flight", f.in_flight},
+      {"lost", f.lost},
+      {"complete", recording.complete},
+      {"not_written", recording.not_written},
+      {"not_written_why", recording.not_written_why},
+      {"waits", f.waits},
+      {"waited_ns", recording.nanoseconds(f.waited_ticks)},
+      {"ring_waits", recording.ring_waits},
+      {"ring_waited_ns", recording.nanoseconds(recording.ring_waited_ticks)},
+      {"stacks", survey.stacks},
+      {"unreliable_stacks", survey.unreliable_stacks},
+      {"refused", f.refused},
+      {"not_hooked", f.not_hooked},
+      {"armed", std::count_if(recording.sites.begin(), recording.sites.end(),
+                              [&](auto& s) { return !s.method.empty() && first_of_function(recording, s); })},
+      {"cost_ns", f.cost_ns},
+      {"trap_cost_ns", recording.trap_cost_ns},
+      {"notes", recording.notes}};
   if (recording.summed) {
     SumLimits limits = limits_of_sums(recording);
     j["summed"] = {{"too_deep", limits.too_deep},   {"no_node", limits.no_node},   {"within", limits.within},

@@ -99,5 +99,5 @@ C
   "$SONDE" report trace >report.out
   grep -q "end of the recording is missing" report.out
   grep -q "^functions refused: unknown (the end of the recording is missing)" report.out
-  grep -q "^lost: unknown (the end of the recording is missing)" report.out
+  grep -q "^lost: unknown (the end of the recording is missing); waited for room in a ring: unknown$" report.out
 }
