@@ -9,6 +9,7 @@
 #include "cli/options.h"
 #include "core/walk/reason.h"
 #include "host/image/debug_file.h"
+#include "host/report/frame_json.h"
 #include "host/target/stack_target.h"
 #include "host/words.h"
 
@@ -143,24 +144,7 @@ void print_text(const StackTarget& target, const StoppedThread& thread, const Sh
   fmt::print("\n");
 }
 
-void add_line(nlohmann::ordered_json& out, const SourceLine& line) {
-  if (line.file.empty()) return;
-  out["source_file"] = line.file;
-  if (line.line) out["source_line"] = line.line;
-  if (line.column) out["source_column"] = line.column;
-}
-
-nlohmann::ordered_json flags_json(const Frame& frame) {
-  auto flags = nlohmann::ordered_json::array();
-  if (frame.recovered & kRecoveredReturn) flags.push_back("recovered_return");
-  if (frame.recovered & kRecoveredGraph) flags.push_back("recovered_graph");
-  if (frame.recovered & kInDetour) flags.push_back("in_detour");
-  if (frame.recovered & kMarked) flags.push_back("guessed");
-  return flags;
-}
-
 nlohmann::ordered_json frame_json(const StackTarget& target, const Frame& frame) {
-  static constexpr const char* kSources[] = {"frame", "caller", "task", "regs_pc"};
   const Location& where = locate(target, frame);
   nlohmann::ordered_json out{{"pc", fmt::format("{:#x}", frame.pc.value)}, {"is_return", frame.is_return}};
   if (!where.function.empty()) out["function"] = where.function;
@@ -169,21 +153,9 @@ nlohmann::ordered_json frame_json(const StackTarget& target, const Frame& frame)
     out["offset"] = where.offset;
     out["build_id"] = where.image->build_id();
   }
-  auto inlined = nlohmann::ordered_json::array();
-  for (const SourceRow& row : where.source) {
-    if (!row.inlined) {
-      add_line(out, row.at);
-      continue;
-    }
-    inlined.push_back({{"function", row.function}});
-    add_line(inlined.back(), row.at);
-  }
-  out["inlined"] = std::move(inlined);
+  add_source(out, where.source);
   if (frame.cfa) out["cfa"] = fmt::format("{:#x}", frame.cfa.value);
-  out["source"] = kSources[static_cast<unsigned>(frame.source)];
-  out["flags"] = flags_json(frame);
-  out["verdict"] = is_reliable(frame) ? "reliable" : frame.recovered & kMarked ? "guessed" : "unreliable";
-  out["reason"] = sonde::describe(frame.reason);
+  add_judgement(out, frame);
   return out;
 }
 

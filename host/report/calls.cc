@@ -67,6 +67,7 @@ struct CallNester::Thread {
   Stack* current = nullptr;
   std::multimap<uint32_t, Stack*> suspended;  // by the slot of their innermost call
   std::vector<Stack*> spare;  // without open calls
+  uint64_t entered = 0;
   Stack* last_stack = nullptr;  // of the call entered last, for its stack record
 
   Stack* add_stack() {
@@ -90,10 +91,7 @@ class Placer {
   void leave_innermost(Stack& stack, uint64_t end) {
     OpenCall& call = stack.open.back();
     OpenCall* parent = stack.open.size() > 1 ? &stack.open[stack.open.size() - 2] : nullptr;
-    if (end < call.end) {
-      call.end = end;
-      call.kind = ExitKind::abandoned;
-    }
+    if (end < call.end) cut(call, end);
     if (parent) parent->children += call.duration();
     visitor_.leave(thread_, call, parent);
     auto running = stack.running.find(call.event.site);
@@ -105,14 +103,15 @@ class Placer {
     while (!stack.open.empty() && stack.open.back().end <= now) leave_innermost(stack, ~0ull);
   }
 
-  void enter(Stack& stack, const Event& event) {
+  void enter(Stack& stack, const Event& event, uint64_t number) {
     OpenCall* parent = stack.open.empty() ? nullptr : &stack.open.back();
     OpenCall call{event, event.exit};
     call.event.frames = {};
+    call.number = number;
     call.kind = event.kind;
     call.entry_only = event.type == RecordType::entry;
     if (parent) {
-      if (call.end > parent->end) call.end = parent->end, call.kind = ExitKind::abandoned;
+      if (call.end > parent->end) cut(call, parent->end);
       call.tail = parent->event.slot == event.slot;
       call.depth = parent->depth + 1;
     }
@@ -123,6 +122,11 @@ class Placer {
   }
 
  private:
+  static void cut(OpenCall& call, uint64_t end) {
+    call.end = end;
+    if (!call.endless()) call.kind = ExitKind::abandoned;
+  }
+
   CallVisitor& visitor_;
   uint32_t thread_;
 };
@@ -188,8 +192,11 @@ void CallNester::add(uint32_t index, const Event& event) {
   Placer placer(visitor_, index);
   if (event.type == RecordType::stack) {
     OpenCall* call = nullptr;
-    if (thread.last_stack && !thread.last_stack->open.empty()) call = &thread.last_stack->open.back();
-    if (call && (call->event.entry != event.entry || call->event.site != event.site)) call = nullptr;
+    if (thread.last_stack)
+      for (auto at = thread.last_stack->open.rbegin(); at != thread.last_stack->open.rend() && !call; ++at) {
+        if (at->event.entry != event.entry) break;
+        if (at->event.site == event.site) call = &*at;
+      }
     return visitor_.stack(index, call, event);
   }
   if (!thread.current) thread.current = thread.add_stack();
@@ -205,7 +212,7 @@ void CallNester::add(uint32_t index, const Event& event) {
     else thread.suspended.emplace(stack->open.back().event.slot, stack);
     thread.current = stack = other ? other : thread.add_stack();
   }
-  placer.enter(*stack, event);
+  placer.enter(*stack, event, thread.entered++);
   thread.last_stack = stack;
 }
 

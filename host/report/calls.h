@@ -28,6 +28,7 @@ struct OpenCall {
   bool tail = false;  // entered by a jump from its parent
   bool outermost = true;  // no other call of the same function runs on this stack
   uint32_t depth = 0;  // 0: root
+  uint64_t number = 0;  // how many calls of its thread were entered before
   uint32_t context = 0;  // for the visitor
 
   // Counts in the process that this one was forked from, and is here only because calls came from it.
