@@ -126,6 +126,11 @@ void add_table(CLI::App& dump) {
 void add_dump(CLI::App& app, int&) {
   CLI::App* dump = app.add_subcommand("dump", "What a stage of the work made");
   dump->require_subcommand(1);
+  dump->footer(
+      "Examples:\n"
+      "  sonde dump table ./app                   each range of code and how to find its caller\n"
+      "  sonde dump table ./app --at 0x1139       the row in force there\n"
+      "  sonde dump table libc.so.6 --stats       sizes, and what could not be expressed");
   add_table(*dump);
 }
 

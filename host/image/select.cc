@@ -32,6 +32,15 @@ const char* why_not_entered(const Function& f) {
   return nullptr;
 }
 
+// How to write a pattern of a library that the program opens later.
+std::string where_it_is_meant(const std::string& module, const std::string& name) {
+  if (module.find('/') != module.npos) return "nor is there a file that could be loaded later";
+  std::error_code ignored;
+  bool here = std::filesystem::exists(module, ignored), glob = module.find_first_of("*?[") != module.npos;
+  return fmt::format("a library that is loaded later is named by its path: -f '{}{}:{}'", here ? "./" : "/path/to/",
+                     glob && !here ? "libx.so" : module, name);
+}
+
 }  // namespace
 
 Result<Selection::Pattern> Selection::parse_one(const std::string& text) {
@@ -160,7 +169,7 @@ std::string Selection::why_unmatched(const Pattern& p, std::span<const std::shar
   if (meant.empty()) {
     std::vector<std::string> files;
     for (auto& image : images) files.push_back(base_name(image->path()));
-    return fmt::format("no loaded file is called {}{}; a library that is loaded later is named by its path", p.module,
+    return fmt::format("no loaded file is called {}; {}{}", p.module, where_it_is_meant(p.module, p.name),
                        nearest_text(nearest(p.module, files)));
   }
   if (!p.not_entered.empty()) return p.not_entered;

@@ -183,7 +183,11 @@ TEST_CASE("select: a pattern that matches nothing says what is near and why it m
   CHECK(has(complaint(folder + "/bare", {"plain"}), "bare is stripped"));
   CHECK(has(complaint(folder + "/static", {"plainly"}), "static is statically linked"));
   said = complaint(program(), {"ap:plain"});
-  CHECK(has(said, "no loaded file is called ap; nearest: app"));
+  CHECK(has(said,
+            "no loaded file is called ap; a library that is loaded later is named by its path: -f '/path/to/ap:plain'; "
+            "nearest: app"));
+  CHECK(has(complaint(program(), {"libz*:inflate"}), "named by its path: -f '/path/to/libx.so:inflate'"));
+  CHECK(has(complaint(program(), {"./none.so:f"}), "called ./none.so; nor is there a file that could be loaded later"));
   // A library that may be loaded later is no mistake.
   CHECK(complaint(program(), {"plain", "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0:sqlite3_open"}) == "");
 }

@@ -198,3 +198,19 @@ C
     [ ! -s warnings ]
   done
 }
+
+@test "a library of the folder that is opened later: the error shows the pattern that works, and it does" {
+  echo 'int run(int x) { return x + 1; }' >pl.c
+  printf '#include <dlfcn.h>\nint main(void) { void *d = dlopen("./pl.so", RTLD_NOW); return ((int (*)(int))dlsym(d, "run"))(4); }\n' >opens.c
+  gcc -shared -fPIC pl.c -o pl.so
+  gcc opens.c -o opens
+  run -2 "$SONDE" record -q -o trace -f pl.so:run ./opens
+  [[ "$output" == *"a library that is loaded later is named by its path: -f './pl.so:run'"* ]]
+  run -5 "$SONDE" record -q -o trace -f './pl.so:run' ./opens
+  [ "$(calls_of run)" = 1 ]
+}
+
+@test "dump says by examples what it can print" {
+  run -0 "$SONDE" dump --help
+  [[ "$output" == *"sonde dump table ./app --at 0x1139"* ]]
+}
