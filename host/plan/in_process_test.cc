@@ -112,7 +112,9 @@ size_t patch_libraries(uint32_t* first_site) {
                         .entry_trampoline = Addr(test::counting_entry()),
                         .used = {},
                         .kept = {}};
-    for (auto& m : *read_maps(getpid())) request.used.push_back(m.range);
+    auto mappings = read_maps(getpid());
+    REQUIRE(mappings);
+    for (auto& m : *mappings) request.used.push_back(m.range);
     request.functions.resize(loaded.image->functions().size());
     std::iota(request.functions.begin(), request.functions.end(), 0u);
     auto plan = plan_image(request);
