@@ -24,6 +24,7 @@ struct Code<X86_64> {
   static constexpr uint64_t kSignatureBits = 0;
   static constexpr unsigned kSystemResult = X86_64::rax;
   static constexpr bool kKeyIsSlot = true;
+  static constexpr int kResolverPushed = 0;  // that rows of the dynamic linker's lazy resolver forget
 
   // Bytes from sp to the words of a signal frame.
   static constexpr int kSignalStackBase = 16, kSignalStackSize = 32;
@@ -70,12 +71,12 @@ struct Code<X86_64> {
     return (at & 0xffffffffffffff) == 0x050f0000000fb8;
   }
 
-  // How many words a PLT stub has pushed when execution stands at `at`, in front of which are the eight bytes `before`.
-  // -1: no stub that is known.
+  // How many words a PLT stub has pushed when execution stands at `at`, in front of which are the eight bytes `before` and, in
+  // front of those, `further`. -1: no stub that is known.
   //   .plt.sec, .plt.got:  [endbr64] [bnd] jmp *GOT(%rip)
   //   .plt:                [endbr64 | jmp *GOT(%rip)] push $n; [bnd] jmp header
   //   header:              push GOT+8(%rip); [bnd] jmp *GOT+16(%rip)      entered with n on the stack
-  static constexpr int plt_words(uint64_t before, uint64_t at) {
+  static constexpr int plt_words(uint64_t before, uint64_t at, uint64_t = 0) {
     auto back = [&](unsigned n) { return static_cast<uint8_t>(before >> (64 - 8 * n)); };
     if ((at & 0xff) == 0xf2) at >>= 8;  // bnd
     uint8_t first = at & 0xff, second = at >> 8 & 0xff;
@@ -91,6 +92,9 @@ struct Code<Aarch64> {
   static constexpr uint64_t kSignatureBits = 0xff7f000000000000;
   static constexpr unsigned kSystemResult = Aarch64::x0;
   static constexpr bool kKeyIsSlot = false;
+  // glibc's _dl_runtime_resolve is entered with two words that the PLT has pushed, and says that its CFA is sp: its return
+  // address would lie above the CFA (sysdeps/aarch64/dl-trampoline.S). Marked only where rows say so (host/tables/specials.cc).
+  static constexpr int kResolverPushed = 16;
 
   static constexpr int kSignalStackBase = 144, kSignalStackSize = 160;
   static constexpr uint64_t kSignalFrameBytes = 312 + 8 * Aarch64::kRegs;
@@ -110,7 +114,25 @@ struct Code<Aarch64> {
 
   static constexpr bool is_eh_return(uint64_t, uint64_t) { return false; }
   static constexpr bool is_signal_return(uint64_t at, uint64_t) { return at == 0xd4000001d2801168; }
-  static constexpr int plt_words(uint64_t, uint64_t) { return -1; }  // stubs leave sp alone, but x16 and x30 decide
+
+  // Stubs leave x30 alone; only the header pushes anything, x16 and x30.
+  //   header:  [bti c] stp x16,x30,[sp,#-16]!; adrp x16; ldr x17,[x16,#]; add x16,x16,#; br x17; nop...
+  //   stub:    [bti c] adrp x16; ldr x17,[x16,#]; add x16,x16,#; [autia1716] br x17; [nop]
+  static constexpr int plt_words(uint64_t before, uint64_t at, uint64_t further) {
+    constexpr uint32_t kPush = 0xa9bf7bf0, kJump = 0xd61f0220;
+    auto low = [](uint64_t two) { return static_cast<uint32_t>(two); };
+    auto high = [](uint64_t two) { return static_cast<uint32_t>(two >> 32); };
+    const uint32_t insn = low(at);
+    bool known = insn == kPush || insn == kJump || insn == 0xd503201f || insn == 0xd503245f || insn == 0xd503219f ||
+                 (insn & 0x9f00001f) == 0x90000010 || (insn & 0xffc003ff) == 0xf9400211 ||
+                 (insn & 0xff8003ff) == 0x91000210;
+    if (!known) return -1;
+    for (uint32_t back : {high(before), low(before), high(further), low(further)}) {
+      if (back == kJump) return 0;
+      if (back == kPush) return 2;
+    }
+    return 0;
+  }
 };
 
 }  // namespace sonde

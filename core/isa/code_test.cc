@@ -88,6 +88,21 @@ TEST_CASE("code: x86-64 PLT stubs have pushed nothing, the relocation number, or
   CHECK(C::plt_words(entry_end, starting_with({0x48, 0x89, 0xe5})) == -1);
 }
 
+TEST_CASE("code: what an AArch64 PLT stub has pushed") {
+  using C = Code<Aarch64>;
+  auto two = [](uint32_t first, uint32_t second) { return uint64_t{second} << 32 | first; };
+  constexpr uint32_t kPush = 0xa9bf7bf0, kPage = 0x90000090, kLoad = 0xf947fe11, kAdd = 0x913fe210, kJump = 0xd61f0220;
+  constexpr uint32_t kNop = 0xd503201f;
+  CHECK(C::plt_words(two(kNop, kNop), kPush, 0) == 0);
+  CHECK(C::plt_words(two(kNop, kPush), kPage, 0) == 2);
+  CHECK(C::plt_words(two(kLoad, kAdd), kJump, two(kPush, kPage)) == 2);
+  CHECK(C::plt_words(two(kLoad, kAdd), kJump, two(kJump, kPage)) == 0);
+  CHECK(C::plt_words(two(kNop, kNop), kPage, two(kJump, kNop)) == 0);
+  CHECK(C::plt_words(two(kPush, kJump), kPage, 0) == 0);  // the header ends with its jump
+  CHECK(C::plt_words(0, 0xf9000011, 0) == -1);  // str x17,[x0]
+  CHECK(C::plt_words(0, 0xd65f03c0, 0) == -1);
+}
+
 #if defined(__x86_64__)
 TEST_CASE("code: offsets in the x86-64 signal frame are those of struct ucontext") {
   using R = X86_64;

@@ -25,6 +25,7 @@ struct Place {
   bool engine_entry = false;  // sonde_entry: its caller is the probed function at the patch address
   bool trap_handler = false;  // sonde_trap
   bool cloned = false;  // parent or child, see apply_clone_return
+  bool entered_pushed = false;  // Code<Isa>::kResolverPushed bytes lie above the CFA that the row knows
   bool of_this_stack = false;  // found by what stands on the stack: not to be remembered
   CodeAddr code;  // as it turned out: a "return address" may be where code starts
   const Row* row = nullptr;
@@ -35,6 +36,10 @@ struct Place {
 template <class Isa>
 constexpr Row pushed_row(int words) {
   Row row;
+  if (Isa::kReturnInRegister) {
+    row.cfa_reg = Isa::kSp, row.cfa_offset = 8 * words, row.ra_kind = ValueKind::same;
+    return row;
+  }
   row.cfa_reg = Isa::kSp, row.cfa_offset = 8 * (words + 1);
   row.ra_kind = ValueKind::at_cfa, row.ra_offset = -8;
   return row;
@@ -171,7 +176,7 @@ class Places {
       case SpecialKind::bare: return !place.row && apply_bare(kPushedRows<Isa>[0], place);
       case SpecialKind::bare_word: return !place.row && apply_bare(kPushedRows<Isa>[1], place);
       case SpecialKind::bare_frame: return !place.row && apply_bare(kFramePushedRow<Isa>, place);
-      case SpecialKind::lazy_resolver:
+      case SpecialKind::lazy_resolver: place.entered_pushed = Code<Isa>::kResolverPushed != 0; break;
       case SpecialKind::vdso:
       case SpecialKind::return_trampoline:
       case SpecialKind::return_common:
@@ -199,14 +204,16 @@ class Places {
   // is not in a PLT at all: nothing returns into a stub.
   // Test: "walk: linkage stubs without rows", case_059, step_programs.
   bool apply_plt(Place& place) {
-    uint64_t before, at;
+    uint64_t further, before, at;
     if (place.code.is_return || !read_code(place.image, place.code.pc - 8, &before) ||
         !read_code(place.image, place.code.pc, &at))
       return false;
-    int words = Code<Isa>::plt_words(before, at);
+    if (!read_code(place.image, place.code.pc - 16, &further)) further = 0;
+    int words = Code<Isa>::plt_words(before, at, further);
     if (words < 0) return false;
-    place.kind = Kind::row, place.simple = true, place.image = nullptr;
+    place.kind = Kind::row;
     place.row = &kPushedRows<Isa>[words];
+    place.simple = is_simple(*place.row), place.image = nullptr;
     return true;
   }
 
@@ -235,14 +242,17 @@ class Places {
     if (place.row->flags & kRowRefuted) place.reason = Reason::row_refuted;
     if (describes_another(*place.row)) place.reason = Reason::special_code;
     place.kind = place.row->ra_kind == ValueKind::undefined ? Kind::outermost : Kind::row;
-    place.simple = is_simple(*place.row);
+    place.simple = is_simple(*place.row) && !place.entered_pushed;
     return place;
   }
 
   // While longjmp and setcontext load registers, their rows describe the context to come, not who called them. On x86-64
-  // such rows are told by this: the return address is not just below the CFA, and the CFA is not found by sp or fp.
+  // such rows are told by this: the return address is not just below the CFA, and the CFA is not found by sp or fp. On
+  // AArch64: the CFA is found by an argument.
   static bool describes_another(const Row& row) {
-    if (!Code<Isa>::kKeyIsSlot || row.ra_kind == ValueKind::undefined || (row.flags & kRowSignalFrame)) return false;
+    if (row.ra_kind == ValueKind::undefined || (row.flags & kRowSignalFrame)) return false;
+    if constexpr (Isa::kReturnInRegister)
+      return row.cfa_kind != CfaKind::expression && row.cfa_reg <= Isa::kLastArgument;
     bool pushed = row.ra_kind == ValueKind::at_cfa && row.ra_offset == -8;
     bool by_frame = row.cfa_kind == CfaKind::reg_offset && (row.cfa_reg == Isa::kSp || row.cfa_reg == Isa::kFp);
     return !pushed && !by_frame;

@@ -307,8 +307,10 @@ class Walker {
   }
 
   Reason general_step(const Place& place, RegSet<Isa>* caller) {
-    const Table table = places_.arena().table(*place.image);
-    const Row& row = *place.row;
+    // A row made here has no table, and nothing that stands in one.
+    const Table table = place.image ? places_.arena().table(*place.image) : Table::at(nullptr);
+    Row changed;
+    const Row& row = place.entered_pushed ? (changed = with_pushed(*place.row)) : *place.row;
     // The call that this frame waits in has overwritten the register: what stands there is this frame's own pc.
     if (Isa::kReturnInRegister && place.code.is_return && row.ra_kind == ValueKind::same) return Reason::no_table_row;
     switch (step(table, row, regs_, memory_, Code<Isa>::kSignatureBits, caller)) {
@@ -321,6 +323,22 @@ class Walker {
     }
     if (!place.code.is_return) repair_frame_pointer(table, row, caller);
     return check_growth(row, caller->sp());
+  }
+
+  // A row that forgets what was pushed before its function was entered. What it finds below sp was taken off again.
+  Row with_pushed(Row row) const {
+    constexpr int kPushed = Code<Isa>::kResolverPushed;
+    if (row.cfa_kind != CfaKind::reg_offset || !regs_.has(row.cfa_reg)) return row;
+    row.cfa_offset += kPushed;
+    Addr cfa = Addr(regs_.get(row.cfa_reg)) + row.cfa_offset;
+    auto move = [&](auto& value, ValueKind& kind) {
+      if (kind != ValueKind::at_cfa) return;
+      value -= kPushed;
+      if (cfa + value < sp()) kind = ValueKind::same;
+    };
+    move(row.ra_offset, row.ra_kind);
+    for (SavedReg& saved : row.saved) move(saved.offset, saved.kind);
+    return row;
   }
 
   // gcc realigns the stack with a rule "rbp is saved where rbp points" and leaves it in force behind `leave`, when rbp is

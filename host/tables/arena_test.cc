@@ -326,5 +326,95 @@ TEST_CASE("specials: where a function started by makecontext returns to") {
   CHECK(is_special(specials, SpecialKind::outermost, Addr(returns_to) - 1));
 }
 
+// Of the cross compiler's library, as if it lay at address 0. Nothing if that is not installed.
+std::vector<ArenaSpecial> aarch64_specials(const std::string& name, std::shared_ptr<const Image>* image) {
+  auto opened = Image::open("/usr/aarch64-linux-gnu/lib/" + name);
+  if (!opened) {
+    MESSAGE("skipped: g++-aarch64-linux-gnu is not installed");
+    return {};
+  }
+  *image = *opened;
+  auto table = load_table(**image, "");
+  REQUIRE(table);
+  const Table view = (*table)->table();
+  return find_specials({*image, 0, {}}, &view);
+}
+
+// The instruction `number` of a function.
+Addr insn(const Image& image, const char* function, int64_t number) {
+  auto at = image.symbol(function);
+  REQUIRE(at);
+  return Addr(at->value) + 4 * number;
+}
+uint32_t word_at(const Image& image, Addr at) {
+  auto bytes = image.bytes(ImageRange{ImageAddr(at.value), ImageAddr(at.value + 4)});
+  uint32_t word = 0;
+  if (bytes.size() == 4) std::memcpy(&word, bytes.data(), 4);
+  return word;
+}
+Addr find_word(const Image& image, Addr from, uint32_t word) {
+  for (int64_t i = 0; i < 1024; i++)
+    if (word_at(image, from + 4 * i) == word) return from + 4 * i;
+  FAIL("no such instruction");
+  return from;
+}
+
+TEST_CASE("specials: AArch64 code that changes contexts, and what started ones return to (S20, S29)") {
+  std::shared_ptr<const Image> libc;
+  auto specials = aarch64_specials("libc.so.6", &libc);
+  if (!libc) return;
+  auto unreliable = [&](Addr at) { return is_special(specials, SpecialKind::unreliable, at); };
+  Addr set = insn(*libc, "setcontext", 0), load = find_word(*libc, set, 0xa954cc12),
+       jump = find_word(*libc, load, 0xd61f0200);
+  CHECK(!unreliable(load));  // nothing is loaded yet
+  CHECK(unreliable(load + 4));
+  CHECK(unreliable(jump));
+  CHECK(!unreliable(jump + 4));
+  Addr swap = insn(*libc, "swapcontext", 0), save = find_word(*libc, swap, 0xa90bf81f),
+       back = find_word(*libc, save, 0xaa0103fe);
+  CHECK(!unreliable(save + 4));
+  CHECK(unreliable(save + 8));  // behind adr x30
+  CHECK(unreliable(back));
+  CHECK(!unreliable(back + 4));
+  size_t ends = 0;
+  for (const ArenaSpecial& special : specials)
+    if (special.kind == SpecialKind::outermost && word_at(*libc, special.range.begin + 4) == 0xaa1303e0) ends++;
+  CHECK(ends == 1);
+}
+
+TEST_CASE("specials: AArch64 functions that throw, and the lazy resolver (S20)") {
+  std::shared_ptr<const Image> libgcc, linker;
+  auto specials = aarch64_specials("libgcc_s.so.1", &libgcc);
+  if (!libgcc) return;
+  auto unreliable = [&](Addr at) { return is_special(specials, SpecialKind::unreliable, at); };
+  for (const char* name :
+       {"_Unwind_RaiseException", "_Unwind_Resume", "_Unwind_ForcedUnwind", "_Unwind_Resume_or_Rethrow"}) {
+    INFO(name);
+    Addr begin = insn(*libgcc, name, 0), move = find_word(*libgcc, begin, 0x8b2463ff),
+         load = find_word(*libgcc, begin, 0xa9407bfd);
+    CHECK(!unreliable(begin));
+    CHECK(unreliable(load));
+    CHECK(unreliable(move + 4));
+    Addr store = find_word(*libgcc, begin, 0xf90007a1);  // str x1,[x29,#8]
+    CHECK(unreliable(store));
+    int calls = 0;
+    for (Addr at = store; calls < 2; at = at - 4) {
+      bool is_call = (word_at(*libgcc, at) & 0xfc000000) == 0x94000000;
+      calls += is_call;
+      CHECK(unreliable(at + 3));
+      if (calls == 2) CHECK(!unreliable(at));  // its return address is looked up one byte before
+    }
+  }
+  specials = aarch64_specials("ld-linux-aarch64.so.1", &linker);
+  REQUIRE(linker);
+  size_t resolvers = 0;
+  for (const ArenaSpecial& special : specials)
+    if (special.kind == SpecialKind::lazy_resolver) {
+      resolvers++;
+      CHECK(word_at(*linker, special.range.begin + 4) == 0xa9b327e8);  // stp x8,x9,[sp,#-208]!
+    }
+  CHECK(resolvers == 1);
+}
+
 }  // namespace
 }  // namespace sonde::host

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "core/isa/aarch64.h"
 #include "core/isa/x86_64.h"
 #include "host/tables/arena.h"
 #include "host/tables/start_files.h"
@@ -81,9 +82,15 @@ class Finder {
   // glibc's __start_context, where a function started by makecontext returns to: mov %rbx,%rsp; mov (%rsp),%rdi;
   // test %rdi,%rdi; je; and hlt at its end. Nobody calls it, so the byte in front, at which its return address is looked
   // up, is padding. Test: "specials: where a function started by makecontext returns to".
+  // AArch64: nop; mov x0,x19; cbnz x0,setcontext; b exit. Test: "specials: AArch64 code that changes contexts, ...".
   void add_context_start() {
     static constexpr uint8_t kStart[] = {0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74};
-    if (!x86_) return;
+    static constexpr uint8_t kAarch64Start[] = {0x1f, 0x20, 0x03, 0xd5, 0xe0, 0x03, 0x13, 0xaa};
+    if (!x86_)
+      return search(kAarch64Start, [&](ImageAddr at, std::span<const uint8_t> code) {
+        if ((insn(code, 2) & 0xff00001f) == 0xb5000000 && (insn(code, 3) & 0xfc000000) == 0x14000000)
+          add({at, at + 16}, SpecialKind::outermost);
+      });
     search(kStart, [&](ImageAddr at, std::span<const uint8_t> code) {
       for (size_t i = sizeof kStart; i < code.size() && i < 40; i++)
         if (code[i] == 0xf4 && table_ && !table_->lookup(at - 1))
@@ -128,13 +135,73 @@ class Finder {
   void add_context_loads() {
     static constexpr uint8_t kLoadSp[] = {0x48, 0x8b, 0xa2, 0xa0, 0, 0, 0};
     static constexpr uint8_t kPushPc[] = {0x48, 0x8b, 0x8a, 0xa8, 0, 0, 0, 0x51};
-    if (!x86_) return;
+    if (!x86_) return add_aarch64_context_loads();
     search(kLoadSp, [&](ImageAddr at, std::span<const uint8_t> code) {
       code = code.first(std::min<size_t>(code.size(), 96));
       auto push = std::ranges::search(code, kPushPc);
       if (!push.empty())
         add({at + static_cast<int64_t>(sizeof kLoadSp), at + (push.end() - code.begin())}, SpecialKind::unreliable);
     });
+  }
+
+  // setcontext: ldp x18,x19,[x0,#328] begins to load, br x16 ends it. swapcontext: from where x30 is the place that it goes on
+  // at, stp xzr,x30,[x0,#184]; adr x30, to where that place has got the return address back, mov x30,x1; ret. Rows say all along
+  // that it is in x30.
+  void add_aarch64_context_loads() {
+    static constexpr uint8_t kLoad[] = {0x12, 0xcc, 0x54, 0xa9};
+    static constexpr uint8_t kSave[] = {0x1f, 0xf8, 0x0b, 0xa9};
+    constexpr uint32_t kJump = 0xd61f0200, kRestore = 0xaa0103fe, kReturn = 0xd65f03c0;
+    constexpr size_t kFurthest = 64;
+    search(kLoad, [&](ImageAddr at, std::span<const uint8_t> code) {
+      for (size_t i = 1; i < kFurthest; i++)
+        if (insn(code, i) == kJump) return add({at + 4, at + static_cast<int64_t>(i) * 4 + 4}, SpecialKind::unreliable);
+    });
+    search(kSave, [&](ImageAddr at, std::span<const uint8_t> code) {
+      if ((insn(code, 1) & 0x9f00001f) != 0x1000001e) return;
+      for (size_t i = 2; i < kFurthest; i++)
+        if (insn(code, i) == kRestore && insn(code, i + 1) == kReturn)
+          return add({at + 8, at + static_cast<int64_t>(i) * 4 + 4}, SpecialKind::unreliable);
+    });
+  }
+
+  // libgcc's functions that throw, as add_unwound_returns() has it: a call of uw_install_context_1, one of _Unwind_DebugHook,
+  // str,[x29,#8]. All of them then take the registers from their frame, ldp x29,x30,[sp] first, and end with add sp,sp,x4; ret.
+  void add_aarch64_unwound_returns() {
+    static constexpr uint8_t kMove[] = {0xff, 0x63, 0x24, 0x8b, 0xc0, 0x03, 0x5f, 0xd6};
+    constexpr uint32_t kLoad = 0xa9407bfd, kStore = 0xf90007a0;
+    constexpr size_t kFurthestLoad = 24, kFurthestStore = 1024, kFurthestCall = 16;
+    search(kMove, [&](ImageAddr at, std::span<const uint8_t> from) {
+      const ImageRange whole = function_around(at);
+      auto code = code_at(whole.begin, static_cast<int64_t>(whole.size()));
+      const size_t count = code.size() / 4, move = static_cast<size_t>(at - whole.begin) / 4;
+      auto address = [&](size_t i) { return whole.begin + static_cast<int64_t>(i) * 4; };
+      for (size_t i = move; i-- > 0 && move - i < kFurthestLoad;)
+        if (insn(code, i) == kLoad) {
+          add({address(i), at + 8}, SpecialKind::unreliable);
+          break;
+        }
+      for (size_t i = 0; i < count && i < kFurthestStore; i++) {
+        if ((insn(code, i) & ~31u) != kStore) continue;
+        int calls = 0;
+        for (size_t k = i; k-- > 0 && i - k < kFurthestCall;)
+          if ((insn(code, k) & 0xfc000000) == 0x94000000 && ++calls == 2) {
+            add({address(k) + 1, address(i + 2)}, SpecialKind::unreliable);
+            break;
+          }
+      }
+    });
+  }
+
+  ImageRange function_around(ImageAddr at) const {
+    auto hit = image_.find(at);
+    return hit ? hit->function->range : ImageRange{at, at};
+  }
+
+  // Number `i` of AArch64's instructions in `code`; 0: none.
+  static uint32_t insn(std::span<const uint8_t> code, size_t i) {
+    uint32_t word = 0;
+    if (code.size() >= 4 * i + 4) std::memcpy(&word, code.data() + 4 * i, sizeof word);
+    return word;
   }
 
   // libgcc's functions that throw: one call (of uw_install_context_1) writes the landing pad over their own return address,
@@ -144,7 +211,8 @@ class Finder {
   void add_unwound_returns() {
     static constexpr uint8_t kMove[] = {0x48, 0x89, 0xcc};
     constexpr int64_t kFurthest = 192;
-    if (!x86_ || !table_) return;
+    if (!x86_) return add_aarch64_unwound_returns();
+    if (!table_) return;
     search(kMove, [&](ImageAddr at, std::span<const uint8_t> code) {
       const Row* row = table_->lookup(at);
       if (!row || row->cfa_kind != CfaKind::reg_offset || row->cfa_reg != X86_64::rcx || code.size() < 8) return;
@@ -244,12 +312,15 @@ class Finder {
 
   // By symbol; in a stripped dynamic linker by its first row: entered by a jump from the first linkage stub, with two words
   // pushed above the return address. Test: "specials: entry point, linker start, vDSO, linkage stubs".
+  // AArch64: only by rows that forget them, Code<Aarch64>::kResolverPushed. Test: "specials: AArch64 functions that throw, ...".
   void add_resolver() {
     bool linker = image_.entry() && !image_.interpreter() && image_.symbol("__tls_get_addr");
     if (!linker) return;
     for (const Function& function : image_.functions()) {
       bool named = function.name.starts_with("_dl_runtime_resolve");
-      if (named || (function.name.empty() && x86_ && entered_with_two_words(function.range.begin)))
+      if (!x86_) {
+        if (forgets_two_words(function.range.begin)) add(function.range, SpecialKind::lazy_resolver);
+      } else if (named || (function.name.empty() && x86_ && entered_with_two_words(function.range.begin)))
         add(function.range, SpecialKind::lazy_resolver);
     }
   }
@@ -258,6 +329,12 @@ class Finder {
     const Row* row = table_ ? table_->lookup(begin) : nullptr;
     return row && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == X86_64::rsp && row->cfa_offset == 24 &&
            !in_plt(begin);
+  }
+  // Behind its first instruction, which is for branch protection: CFA = sp, and the return address above it.
+  bool forgets_two_words(ImageAddr begin) const {
+    const Row* row = table_ ? table_->lookup(begin + 4) : nullptr;
+    return row && !row->flags && row->cfa_kind == CfaKind::reg_offset && row->cfa_reg == Aarch64::sp &&
+           row->cfa_offset == 0 && row->ra_kind == ValueKind::at_cfa && row->ra_offset == 8;
   }
   bool in_plt(ImageAddr address) const {
     return std::ranges::any_of(image_.sections(), [&](const Section& section) {
