@@ -280,6 +280,11 @@ std::optional<LoadedImage> place(std::shared_ptr<const Image> image, const Mappi
 
 Result<std::vector<LoadedImage>> loaded_images(pid_t pid, std::vector<std::string>* problems) {
   auto mappings = SONDE_TRY(read_maps(pid));
+  return mapped_images(pid, mappings, problems);
+}
+
+std::vector<LoadedImage> mapped_images(pid_t pid, std::span<const Mapping> mappings,
+                                       std::vector<std::string>* problems) {
   Loader loader(pid);
   std::vector<LoadedImage> images;
   const Mapping* unreadable = nullptr;

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,5 +34,8 @@ struct LoadedImage {
 // /proc/PID/root and /proc/PID/map_files where the path no longer leads to them. Images that cannot be read are left out
 // and reported in `problems`.
 Result<std::vector<LoadedImage>> loaded_images(pid_t pid, std::vector<std::string>* problems);
+// Those that are mapped executable according to `mappings`, which may say more than the kernel does.
+std::vector<LoadedImage> mapped_images(pid_t pid, std::span<const Mapping> mappings,
+                                       std::vector<std::string>* problems);
 
 }  // namespace sonde::host
