@@ -202,7 +202,8 @@ class Places {
 
   // Linkers that describe no PLT (lld): a stub's own instructions say what it has pushed. Execution stands in one or it
   // is not in a PLT at all: nothing returns into a stub.
-  // Test: "walk: linkage stubs without rows", case_059, step_programs.
+  // Test: "walk: linkage stubs without rows", case_059, step_programs,
+  // "walk: AArch64 linkage stubs without rows, at each of their instructions (S20)".
   bool apply_plt(Place& place) {
     uint64_t further, before, at;
     if (place.code.is_return || !read_code(place.image, place.code.pc - 8, &before) ||

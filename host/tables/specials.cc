@@ -82,7 +82,8 @@ class Finder {
   // glibc's __start_context, where a function started by makecontext returns to: mov %rbx,%rsp; mov (%rsp),%rdi;
   // test %rdi,%rdi; je; and hlt at its end. Nobody calls it, so the byte in front, at which its return address is looked
   // up, is padding. Test: "specials: where a function started by makecontext returns to".
-  // AArch64: nop; mov x0,x19; cbnz x0,setcontext; b exit. Test: "specials: AArch64 code that changes contexts, ...".
+  // AArch64: nop; mov x0,x19; cbnz x0,setcontext; b exit.
+  // Test: "specials: AArch64 code that changes contexts, and what started ones return to (S20, S29)".
   void add_context_start() {
     static constexpr uint8_t kStart[] = {0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74};
     static constexpr uint8_t kAarch64Start[] = {0x1f, 0x20, 0x03, 0xd5, 0xe0, 0x03, 0x13, 0xaa};
@@ -146,7 +147,7 @@ class Finder {
 
   // setcontext: ldp x18,x19,[x0,#328] begins to load, br x16 ends it. swapcontext: from where x30 is the place that it goes on
   // at, stp xzr,x30,[x0,#184]; adr x30, to where that place has got the return address back, mov x30,x1; ret. Rows say all along
-  // that it is in x30.
+  // that it is in x30. Test: "specials: AArch64 code that changes contexts, and what started ones return to (S20, S29)".
   void add_aarch64_context_loads() {
     static constexpr uint8_t kLoad[] = {0x12, 0xcc, 0x54, 0xa9};
     static constexpr uint8_t kSave[] = {0x1f, 0xf8, 0x0b, 0xa9};
@@ -166,6 +167,7 @@ class Finder {
 
   // libgcc's functions that throw, as add_unwound_returns() has it: a call of uw_install_context_1, one of _Unwind_DebugHook,
   // str,[x29,#8]. All of them then take the registers from their frame, ldp x29,x30,[sp] first, and end with add sp,sp,x4; ret.
+  // Test: "specials: AArch64 functions that throw, and the lazy resolver (S20)", step_aarch64_programs.
   void add_aarch64_unwound_returns() {
     static constexpr uint8_t kMove[] = {0xff, 0x63, 0x24, 0x8b, 0xc0, 0x03, 0x5f, 0xd6};
     constexpr uint32_t kLoad = 0xa9407bfd, kStore = 0xf90007a0;
@@ -312,7 +314,8 @@ class Finder {
 
   // By symbol; in a stripped dynamic linker by its first row: entered by a jump from the first linkage stub, with two words
   // pushed above the return address. Test: "specials: entry point, linker start, vDSO, linkage stubs".
-  // AArch64: only by rows that forget them, Code<Aarch64>::kResolverPushed. Test: "specials: AArch64 functions that throw, ...".
+  // AArch64: only by rows that forget them, Code<Aarch64>::kResolverPushed.
+  // Test: "specials: AArch64 functions that throw, and the lazy resolver (S20)".
   void add_resolver() {
     bool linker = image_.entry() && !image_.interpreter() && image_.symbol("__tls_get_addr");
     if (!linker) return;

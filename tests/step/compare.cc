@@ -28,20 +28,20 @@ std::string hex(std::span<const uint8_t> bytes) {
 
 }  // namespace
 
-Truth truth_of(const Shadow& shadow, const user_regs_struct& regs) {
+Truth truth_of(const Shadow& shadow, const Program& program) {
   Truth truth;
   truth.known = shadow.known(), truth.to_the_end = shadow.bottom_known();
   auto calls = shadow.calls();
-  truth.chain = {regs.rip}, truth.slots = {0}, truth.sps = {regs.rsp};
+  truth.chain = {program.pc()}, truth.slots = {0}, truth.sps = {program.sp()};
   for (size_t i = calls.size(); i-- > 0;) {
     truth.chain.push_back(calls[i].pc);
-    truth.slots.push_back(calls[i].interrupted ? 0 : calls[i].slot);
+    truth.slots.push_back(calls[i].interrupted || !shadow.pushes() ? 0 : calls[i].slot);
     truth.sps.push_back(calls[i].caller_sp);
   }
   return truth;
 }
 
-Answer judge(const Chain& chain, const Truth& truth, Tracee& tracee) {
+Answer judge(const Chain& chain, const Truth& truth, Program& program) {
   for (size_t i = 0; i < chain.pcs.size(); i++) {
     if (i >= truth.chain.size()) {
       if (truth.to_the_end && chain.pcs[i] != 0) return Answer::wrong;
@@ -49,7 +49,7 @@ Answer judge(const Chain& chain, const Truth& truth, Tracee& tracee) {
     }
     uint64_t held = 0;
     if (chain.pcs[i] == truth.chain[i]) continue;
-    if (!truth.slots[i] || !tracee.read_as(Addr(truth.slots[i]), &held) || held != chain.pcs[i]) return Answer::wrong;
+    if (!truth.slots[i] || !program.read_as(Addr(truth.slots[i]), &held) || held != chain.pcs[i]) return Answer::wrong;
   }
   return chain.pcs.size() < truth.chain.size() ? Answer::refused : Answer::right;
 }
@@ -65,7 +65,7 @@ size_t Comparison::first_false(const Walk& walk, const Truth& truth) {
     if (frame.pc.value != truth.chain[i]) {
       uint64_t held = 0;
       bool is_what_the_slot_holds =
-          truth.slots[i] && tracee_.read_as(Addr(truth.slots[i]), &held) && held == frame.pc.value;
+          truth.slots[i] && program_.read_as(Addr(truth.slots[i]), &held) && held == frame.pc.value;
       if (!is_what_the_slot_holds && is_reliable(frame)) return i + 1;
       if (is_what_the_slot_holds) counts.rewritten++;
     }
@@ -77,7 +77,7 @@ size_t Comparison::first_false(const Walk& walk, const Truth& truth) {
 }
 
 bool Comparison::compare(const Truth& truth, bool* compared) {
-  tracee_.look();
+  program_.look();
   walks_.refresh();
   Walk walk = walks_.walk(true, true), best = walks_.walk(false, true), long_way = walks_.walk(true, false),
        best_long_way = walks_.walk(false, false);
@@ -112,7 +112,7 @@ bool Comparison::compare(const Truth& truth, bool* compared) {
     counts.wrong_places[walks_.name(walk.frames[0].pc.value, false)]++;
     if (counts.wrong++ < kWrongInWords) counts.first_wrong.push_back(in_words(walk, truth, wrong));
   }
-  Answer plain = judge(walks_.plain(truth.chain.size() + 1), truth, tracee_);
+  Answer plain = judge(walks_.plain(truth.chain.size() + 1), truth, program_);
   last_plain = plain;
   counts.plain_refused += plain == Answer::refused;
   counts.plain_wrong += plain == Answer::wrong;
@@ -132,17 +132,13 @@ bool Comparison::compare(const Truth& truth, bool* compared) {
     fmt::print(stderr, "{}", in_words(walk, truth, walk.frames.size()));
   Chain chain;
   for (const Frame& frame : best.frames) chain.pcs.push_back(frame.pc.value);
-  counts.best_effort_right += judge(chain, truth, tracee_) == Answer::right;
+  counts.best_effort_right += judge(chain, truth, program_) == Answer::right;
   return false;
 }
 
 std::string Comparison::in_words(const Walk& walk, const Truth& truth, size_t first) const {
-  const user_regs_struct& r = tracee_.regs();
-  std::string text = fmt::format("step {} at {}\n", tracee_.steps(), walks_.name(r.rip, false));
-  text += fmt::format("  rip {:#x} rsp {:#x} rbp {:#x} rax {:#x} rbx {:#x} rcx {:#x} rdx {:#x} rsi {:#x} rdi {:#x}\n",
-                      r.rip, r.rsp, r.rbp, r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi);
-  text += fmt::format("  r8 {:#x} r9 {:#x} r10 {:#x} r11 {:#x} r12 {:#x} r13 {:#x} r14 {:#x} r15 {:#x}\n", r.r8, r.r9,
-                      r.r10, r.r11, r.r12, r.r13, r.r14, r.r15);
+  std::string text = fmt::format("step {} at {}\n", program_.steps(), walks_.name(program_.pc(), false));
+  text += stepping::in_words(program_.registers());
   size_t shown = std::max(walk.frames.size(), truth.chain.size());
   for (size_t i = 0; i < shown && i < first + 6; i++) {
     text += fmt::format("  #{} ", i);
@@ -158,7 +154,7 @@ std::string Comparison::in_words(const Walk& walk, const Truth& truth, size_t fi
     text += "\n";
     if (i < truth.chain.size() && i < first + 2) {
       uint8_t bytes[24] = {};
-      bool has = tracee_.read(Addr(truth.chain[i] - 8), bytes);
+      bool has = program_.read(Addr(truth.chain[i] - 8), bytes);
       text += fmt::format("     code from -8: {}\n     row: {}\n", has ? hex(bytes) : "unreadable",
                           walks_.row(truth.chain[i], i > 0));
     }

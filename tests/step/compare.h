@@ -29,19 +29,19 @@ struct Counts {
   std::vector<std::string> first_wrong;  // in words
 };
 
-// The true chain, innermost first. where[i]: the slot that holds chain[i], 0 for the first and for interrupted pcs;
-// sp[i]: the stack pointer that frame i has once its callee has returned.
+// The true chain, innermost first. slots[i]: where chain[i] is held, 0 for the first, for interrupted pcs and where calls push nothing;
+// sps[i]: the stack pointer that frame i has once its callee has returned.
 struct Truth {
   std::vector<uint64_t> chain, slots, sps;
   bool known = true, to_the_end = true;
 };
-Truth truth_of(const Shadow& shadow, const user_regs_struct& regs);
+Truth truth_of(const Shadow& shadow, const Program& program);
 
-Answer judge(const Chain& chain, const Truth& truth, Tracee& tracee);
+Answer judge(const Chain& chain, const Truth& truth, Program& program);
 
 class Comparison {
  public:
-  Comparison(Tracee& tracee, Walks& walks) : tracee_(tracee), walks_(walks) {}
+  Comparison(Program& program, Walks& walks) : program_(program), walks_(walks) {}
   // The state that the program stands in. True if sonde calls it reliable; *compared: its truth is known.
   bool compare(const Truth& truth, bool* compared);
   Counts counts;
@@ -53,7 +53,7 @@ class Comparison {
   size_t first_false(const Walk& walk, const Truth& truth);
   std::string in_words(const Walk& walk, const Truth& truth, size_t first) const;
 
-  Tracee& tracee_;
+  Program& program_;
   Walks& walks_;
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "tests/step/tracee.h"
 #include "tests/step/walks.h"
 
 namespace sonde::stepping {

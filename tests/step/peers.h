@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "tests/step/tracee.h"
 #include "tests/step/walks.h"
 
 namespace sonde::stepping {

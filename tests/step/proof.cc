@@ -2,11 +2,14 @@
 // also libdw, GNU libunwind and gdb. Prints one JSON object with what was counted, and on standard error what was wrong, in full.
 //
 // usage: step_proof --steps N [--from start|entry|SECONDS] [--stdin FILE] [--peers-every N] [--gdb-every N] [--gdb-unreliable N]
-//          [--return-seconds S] [--gdb-script FILE] [--signals] [--show N] [--spoil-every N] [--urgent] -- PROGRAM [ARGUMENT...]
+//          [--return-seconds S] [--gdb-script FILE] [--signals] [--show N] [--spoil-every N] [--urgent] [--skip N]
+//          -- PROGRAM [ARGUMENT...]
 //   start    the very first instruction, in the dynamic linker
 //   entry    the program's own first one; nobody called that either
 //   SECONDS  of processor time at full speed first. What is on the stack then is taken from libdw and libunwind, where they agree
 //            and end in _start; each of these calls that returns later, stepped or in S seconds at full speed, is proven by that.
+//   --skip   so many instructions are carried out first, their truth kept but compared with nothing
+// A program for AArch64 is carried out by qemu-aarch64 (emulated.h); there are no others to compare with then, and no SECONDS.
 #include <fmt/format.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,6 +25,7 @@
 #include <unordered_map>
 
 #include "tests/step/compare.h"
+#include "tests/step/emulated.h"
 #include "tests/step/gdb.h"
 #include "tests/step/peers.h"
 
@@ -35,7 +39,8 @@ constexpr uint64_t kUnreliableToPeers = 1000;
 constexpr uint64_t kEntryBytes = 64;  // _start is no longer
 
 struct Options {
-  uint64_t steps = 20000, peers_every = 100, gdb_every = 10000, gdb_unreliable = 1000, show = 0, spoil_every = 0;
+  uint64_t steps = 20000, peers_every = 100, gdb_every = 10000, gdb_unreliable = 1000, show = 0, spoil_every = 0,
+           skip = 0;
   std::string from = "start", gdb_script;
   double return_seconds = 1;
   bool signals = false;
@@ -65,6 +70,7 @@ Options parse(int count, char** words) {
     else if (option == "--return-seconds") options.return_seconds = strtod(value(), nullptr);
     else if (option == "--signals") options.signals = true;
     else if (option == "--spoil-every") options.spoil_every = number();
+    else if (option == "--skip") options.skip = number();
     else if (option == "--show") options.show = number();
     else if (option == "--urgent") options.urgent = true;
     else give_up("what is " + option + "?", 2);
@@ -94,22 +100,17 @@ class Run {
 
   int operator()() {
     if (options_.urgent) setpriority(PRIO_PROCESS, 0, -10);  // two processes that wait for each other
-    auto launched = Tracee::launch(options_.command);
-    if (!launched) give_up(launched.error().message, 1);
-    tracee_ = std::move(*launched);
-    walks_.emplace(*tracee_), comparison_.emplace(*tracee_, *walks_);
-    comparison_->show = options_.show;
-    libdw_.emplace(*tracee_), libunwind_.emplace(*tracee_);
-    if (!options_.gdb_script.empty()) gdb_.emplace(*tracee_, tracee_->program(), options_.gdb_script, ".");
+    launch();
     to_the_beginning();
+    while (program_->steps() < options_.skip && program_->end().empty()) program_->step(shadow_);
     seconds_to_begin_ = seconds();
-    const uint64_t before = tracee_->steps();
-    while (tracee_->steps() - before < options_.steps) {
-      compare(tracee_->steps() - before);
-      if (!(interrupts() ? interrupt() : tracee_->step(shadow_))) break;
+    const uint64_t before = program_->steps();
+    while (program_->end().empty() && program_->steps() - before < options_.steps) {
+      compare(program_->steps() - before);
+      if (!(interrupts() ? interrupt() : program_->step(shadow_))) break;
     }
-    stepped_ = tracee_->steps() - before;
-    if (tracee_->end().empty()) prove_adopted();
+    stepped_ = program_->steps() - before;
+    if (native_ && program_->end().empty()) prove_adopted();
     report();
     return comparison_->counts.wrong || comparison_->counts.forms_differ || shadow_.adopted_false ? 1 : 0;
   }
@@ -117,18 +118,38 @@ class Run {
  private:
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
 
-  void to_the_beginning() {
-    if (options_.from == "start") return shadow_.begin(tracee_->stack_end(tracee_->regs().rsp));
-    if (options_.from == "entry") {
-      if (!tracee_->run_to(tracee_->entry(), kLongestStart)) give_up("it did not come to its entry point", 1);
-      return shadow_.begin(tracee_->stack_end(tracee_->regs().rsp));
+  void launch() {
+    auto take = [&](auto launched) {
+      if (!launched) give_up(launched.error().message, 1);
+      return std::move(*launched);
+    };
+    if (is_for_aarch64(options_.command.words[0])) {
+      program_ = take(Emulated::launch(options_.command));
+      shadow_ = Shadow(Return::in_register);
+    } else {
+      auto tracee = take(Tracee::launch(options_.command));
+      native_ = tracee.get();
+      program_ = std::move(tracee);
+      libdw_.emplace(*native_), libunwind_.emplace(*native_);
+      if (!options_.gdb_script.empty()) gdb_.emplace(*native_, native_->file(), options_.gdb_script, ".");
     }
+    walks_.emplace(*program_), comparison_.emplace(*program_, *walks_);
+    comparison_->show = options_.show;
+  }
+
+  void to_the_beginning() {
+    if (options_.from == "start") return shadow_.begin(program_->stack_end(program_->sp()));
+    if (options_.from == "entry") {
+      if (!program_->run_to(program_->entry(), kLongestStart)) give_up("it did not come to its entry point", 1);
+      return shadow_.begin(program_->stack_end(program_->sp()));
+    }
+    if (!native_) give_up("nobody tells what is on this program's stack: --from start or entry, with --skip", 2);
     double seconds = strtod(options_.from.c_str(), nullptr);
     for (int i = 0; i < kPlacesToAgree; i++, seconds = kToTheNextPlace) {
-      if (!tracee_->run_for(seconds)) give_up(tracee_->end(), 1);
+      if (!native_->run_for(seconds)) give_up(native_->end(), 1);
       for (int k = 0; k < kStepsToAgree; k++) {
         if (adopt()) return;
-        if (!tracee_->step(shadow_)) give_up(tracee_->end(), 1);
+        if (!program_->step(shadow_)) give_up(program_->end(), 1);
       }
     }
     give_up("libdw and libunwind do not agree on any stack", 1);
@@ -138,37 +159,36 @@ class Run {
   // has handlers for both and is in neither.
   bool interrupts() {
     if (!options_.signals) return false;
-    if (!handles_signals_) handles_signals_ = tracee_->handles(SIGUSR1) && tracee_->handles(SIGUSR2);
+    if (!handles_signals_) handles_signals_ = program_->handles(SIGUSR1) && program_->handles(SIGUSR2);
     bool in_handler = std::ranges::any_of(shadow_.calls(), [](const Call& call) { return call.interrupted; });
     if (!handles_signals_ || in_handler) return false;
-    return interruptions_at_[tracee_->regs().rip] < 2 &&
-           (interrupted_ = !interrupted_);  // not again when it returns there
+    return interruptions_at_[program_->pc()] < 2 && (interrupted_ = !interrupted_);  // not again when it returns there
   }
 
   bool interrupt() {
     interruptions_++;
-    return tracee_->send(interruptions_at_[tracee_->regs().rip]++ ? SIGUSR2 : SIGUSR1, shadow_);
+    return program_->send(interruptions_at_[program_->pc()]++ ? SIGUSR2 : SIGUSR1, shadow_);
   }
 
   bool adopt() {
     constexpr size_t kDeepest = 4000;
-    tracee_->look();
+    program_->look();
     Chain a = libdw_->chain(kDeepest), b = libunwind_->chain(kDeepest);
     if (a.pcs != b.pcs || a.pcs.size() < 2 || a.pcs.size() == kDeepest) return false;
-    if (a.pcs.back() - tracee_->entry() >= kEntryBytes) return false;
+    if (a.pcs.back() - program_->entry() >= kEntryBytes) return false;
     std::vector<Call> calls;
     for (size_t i = a.pcs.size(); i-- > 1;) {
       uint64_t held = 0;
-      if (!tracee_->read_as(Addr(b.sps[i] - 8), &held) || held != a.pcs[i]) return false;
+      if (!program_->read_as(Addr(b.sps[i] - 8), &held) || held != a.pcs[i]) return false;
       calls.push_back({.slot = b.sps[i] - 8, .pc = a.pcs[i], .caller_sp = b.sps[i], .adopted = true});
     }
     adopted_ = calls.size();
-    shadow_.begin(tracee_->stack_end(tracee_->regs().rsp), std::move(calls));
+    shadow_.begin(program_->stack_end(program_->sp()), std::move(calls));
     return true;
   }
 
   void compare(uint64_t number) {
-    Truth truth = truth_of(shadow_, tracee_->regs());
+    Truth truth = truth_of(shadow_, *program_);
     if (options_.spoil_every && truth.known && truth.chain.size() > 1 && number % options_.spoil_every == 0)
       spoil(truth, number);
     bool compared = false;
@@ -176,9 +196,10 @@ class Run {
     if (!compared) return;
     const size_t limit = truth.chain.size() + 1;
     const bool sampled = number % options_.peers_every == 0;
+    if (!native_) return;
     if (sampled || (!reliable && libdw_counts_.unreliable.asked < kUnreliableToPeers)) {
-      Answer dw = judge(libdw_->chain(limit), truth, *tracee_),
-             unwind = judge(libunwind_->chain(limit), truth, *tracee_);
+      Answer dw = judge(libdw_->chain(limit), truth, *program_),
+             unwind = judge(libunwind_->chain(limit), truth, *program_);
       if (sampled) libdw_counts_.sampled.add(dw), libunwind_counts_.sampled.add(unwind);
       if (sampled) plain_sampled_.add(comparison_->last_plain);
       if (sampled) sonde_unreliable_sampled_ += !reliable;
@@ -188,7 +209,7 @@ class Run {
     if (gdb_ && (gdb_sampled || (!reliable && gdb_counts_.unreliable.asked < options_.gdb_unreliable))) {
       Chain chain;
       if (!gdb_->chain(limit, &chain, &gdb_problem_)) return;
-      Answer answer = judge(chain, truth, *tracee_);
+      Answer answer = judge(chain, truth, *program_);
       if (gdb_sampled) gdb_counts_.sampled.add(answer);
       if (!reliable) gdb_counts_.unreliable.add(answer);
     }
@@ -217,13 +238,13 @@ class Run {
       return options_.return_seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
     Shadow ignored;
-    for (size_t i = open.size(); i-- > 0 && left() > 0 && tracee_->end().empty();) {
+    for (size_t i = open.size(); i-- > 0 && left() > 0 && program_->end().empty();) {
       if (!open[i].adopted) continue;
       while (left() > 0) {
-        if (tracee_->regs().rip == open[i].pc && !tracee_->step(ignored)) return;
-        if (!tracee_->run_to(open[i].pc, left())) break;
-        if (tracee_->regs().rsp < open[i].caller_sp) continue;  // of another call of the same, further in
-        shadow_.adopted_returned += tracee_->regs().rsp == open[i].caller_sp;
+        if (program_->pc() == open[i].pc && !program_->step(ignored)) return;
+        if (!program_->run_to(open[i].pc, left())) break;
+        if (program_->sp() < open[i].caller_sp) continue;  // of another call of the same, further in
+        shadow_.adopted_returned += program_->sp() == open[i].caller_sp;
         break;
       }
     }
@@ -233,6 +254,7 @@ class Run {
     const Counts& c = comparison_->counts;
     for (const std::string& text : c.first_wrong) fmt::print(stderr, "{}", text);
     nlohmann::ordered_json out = {
+        {"architecture", program_->architecture()},
         {"steps", stepped_},
         {"states", c.states},
         {"reliable", c.reliable},
@@ -258,7 +280,7 @@ class Run {
     out["adopted_false"] = shadow_.adopted_false;
     out["spoiled"] = spoiled_;
     out["interruptions"] = interruptions_, out["interrupted_at"] = interruptions_at_.size();
-    out["signals"] = tracee_->signals(), out["ended"] = tracee_->end();
+    out["signals"] = program_->signals(), out["ended"] = program_->end();
     out["stack_switches"] = shadow_.stack_switches, out["abandoned"] = shadow_.abandoned;
     out["reasons"] = c.reasons, out["places"] = c.places, out["wrong_places"] = c.wrong_places;
     out["seconds"] = seconds();
@@ -267,7 +289,8 @@ class Run {
 
   const Options& options_;
   const std::chrono::steady_clock::time_point begin_;
-  std::unique_ptr<Tracee> tracee_;
+  std::unique_ptr<Program> program_;
+  Tracee* native_ = nullptr;  // the same, if it is of this machine
   std::optional<Walks> walks_;
   std::optional<Comparison> comparison_;
   std::optional<Libdw> libdw_;

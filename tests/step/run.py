@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """The proof: real programs single-stepped, and at every instruction sonde's walk held against the truth.
 
-usage: run.py --stepper FILE --work DIR [--steps N] [--jobs N] [--urgent] [--from start|entry|steady]... [PROGRAM...]
+usage: run.py --stepper FILE --work DIR [--aarch64] [--steps N] [--jobs N] [--urgent] [--from start|entry|steady]... [PROGRAM...]
 
-Without --from: where a program does what it is there for, or at its first instruction if it is a short one.
+Without --from: where a program does what it is there for, or at its first instruction if it is a short one. --aarch64: the
+programs of that processor, under qemu; there nobody else tells what is on a stack at some time, so what comes before steady
+state is stepped as well.
 
 Prints a table, one line for each program and start, and below it where stacks are not reliable and why. Fails if a stack that
 is called reliable is not the true one, if the ways to walk differ, if too few stacks are reliable on compiled code, or if more
@@ -218,9 +220,61 @@ PROGRAMS = [
 ]
 
 
+def cross(name, source, *flags):
+    """A program for AArch64 in the work folder. `source`: in this folder, or the number of a case."""
+    def prepare(work):
+        program = work / f"aarch64_{name.replace(' ', '_')}"
+        file = HERE / source if (HERE / source).exists() else next(f for f in next(CASES.glob(f"{source}-*")).glob("*.c*"))
+        if not program.exists():
+            compiler = "aarch64-linux-gnu-g++" if file.suffix == ".cc" else "aarch64-linux-gnu-gcc"
+            subprocess.run([compiler, "-g", "-w", "-pthread", *flags, "-o", program, file], check=True, timeout=300)
+        return [program], None
+    return prepare
+
+
+def aarch64(name, source, *flags, by_hand=(), beyond_rows="", stepper_flags=(), steady=None):
+    by_hand = [(r"^no-table-row [^ ]*:(_init|_fini|call_weak_fn)$", "start files have no rows"), *by_hand]
+    return Program(name, cross(name, source, *flags), "g++-aarch64-linux-gnu, qemu-user", ["aarch64-linux-gnu-g++", "qemu-aarch64"],
+                   steady=steady, by_hand=by_hand, flags=list(stepper_flags), beyond_rows=beyond_rows)
+
+
+THROWN = [("^special-code libgcc_s", "return addresses and saved registers are being written over")]
+WRITTEN_OVER = "not all of what is written over is needed"
+NOW = "-Wl,-z,now"  # main is reached after fewer instructions
+AARCH64_PROGRAMS = [
+    *(aarch64(f"050 {name}", "050", NOW, *flags, steady=1000)
+      for name, flags in {"o0": ["-O0"], "o2": ["-O2"], "os": ["-Os"], "nofp": ["-O2", "-fomit-frame-pointer"],
+                          "leaf fp": ["-O2", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fstack-clash-protection"],
+                          "signed": ["-O2", "-mbranch-protection=standard"],
+                          "signed leaf": ["-O1", "-mbranch-protection=pac-ret+leaf+b-key"],
+                          "noplt": ["-O2", "-fno-plt", "-mbranch-protection=none"]}.items()),
+    aarch64("050 lazy", "050", "-O2", "-Wl,-z,lazy", "-mbranch-protection=standard", steady=5000),
+    aarch64("050 static", "050", "-O2", "-static", steady=1000),
+    aarch64("102 frames", "aarch64_frames.c", NOW, "-O2", "-fomit-frame-pointer", steady=1000),
+    aarch64("102 signed", "aarch64_frames.c", NOW, "-O1", "-mbranch-protection=standard", steady=1000),
+    aarch64("002 tails", "002", NOW, "-O1", steady=1000), aarch64("051 noreturn", "051", NOW, "-O2", steady=1000),
+    aarch64("052 signals", "052", NOW, "-O1", "-rdynamic", steady=1000),
+    aarch64("010 exceptions", "010", "-O2", by_hand=THROWN, beyond_rows=WRITTEN_OVER, steady=20000),
+    aarch64("010 static", "010", "-O1", "-static", "-mbranch-protection=standard", by_hand=THROWN, beyond_rows=WRITTEN_OVER,
+            steady=6000),
+    aarch64("011 longjmp", "011", NOW, "-O1", beyond_rows="rows that describe the target lead there, sometimes", steady=1000,
+            by_hand=[("^special-code libc.so.6:", "rows that describe the target")]),
+    aarch64("012 fibers", "012", NOW, "-O1", beyond_rows="a context that has not begun called nobody", steady=1000,
+            by_hand=[("^special-code libc.so.6:(swapcontext|setcontext)", "rows say that the return address is in x30"),
+                     ("^ra-not-after-call aarch64", "a context that has not begun")]),
+    aarch64("library", "aarch64_library.cc", "-O2", by_hand=THROWN, beyond_rows=WRITTEN_OVER, steady=60000),
+    aarch64("signals", "signals.c", NOW, "-O2", stepper_flags=["--signals"], steady=1000),
+    aarch64("signals signed", "signals.c", NOW, "-O0", "-mbranch-protection=standard", stepper_flags=["--signals"], steady=1000),
+]
+
+
 def step(args, program, start):
     command, stdin = program.prepare(args.work)
-    words = [args.stepper, "--steps", args.steps, "--from", program.steady if start == "steady" else start]
+    words = [args.stepper, "--steps", args.steps, "--from"]
+    if start == "steady" and args.aarch64:
+        words += ["entry", "--skip", program.steady]
+    else:
+        words.append(program.steady if start == "steady" else start)
     if shutil.which("gdb"):
         words += ["--gdb-script", HERE / "gdb_stacks.py", "--gdb-every", args.gdb_every, "--gdb-unreliable", args.gdb_unreliable]
     words += ["--return-seconds", args.return_seconds]
@@ -322,6 +376,7 @@ def main():
     parser.add_argument("--return-seconds", type=float, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--aarch64", action="store_true")
     parser.add_argument("--urgent", action="store_true")
     parser.add_argument("--from", dest="starts", action="append")
     parser.add_argument("programs", nargs="*")
@@ -331,13 +386,13 @@ def main():
     if args.self_test:
         return self_test(args)
     begin, failed, todo = time.monotonic(), 0, []
-    for program in (p for p in PROGRAMS if not args.programs or p.name in args.programs):
+    for program in (p for p in (AARCH64_PROGRAMS if args.aarch64 else PROGRAMS) if not args.programs or p.name in args.programs):
         if missing := program.missing():
             print(f"skipped: {program.name}: no {', '.join(missing)} here; packages: {program.package}", flush=True)
             continue
         begins = args.starts or ["steady" if program.steady else "entry"]
         todo += [(program, start) for start in begins if start != "steady" or program.steady]
-        if not program.steady:
+        if args.aarch64 or not program.steady:
             program.prepare(args.work)  # before anything runs at the same time
     print(TITLE, UNDER, sep="\n", flush=True)
     # Each run is two processes that wait for each other: one processor.

@@ -27,6 +27,15 @@ struct Stack {
 };
 using Pcs = std::vector<uint64_t>;
 
+// Of a processor whose calls leave the return address in a register.
+struct LinkStack : Stack {
+  LinkStack() { shadow = Shadow(Return::in_register), shadow.begin(0x800000); }
+  void call(uint64_t to) { step({4, Effect::call}, to, sp); }
+  void jump(uint64_t to) { step({4, Effect::jump_indirect}, to, sp); }
+  void ret(uint64_t to) { step({4, Effect::ret}, to, sp); }
+  void move_sp(int64_t by) { step({4, Effect::other}, pc + 4, sp + static_cast<uint64_t>(by)); }
+};
+
 }  // namespace
 
 TEST_CASE("shadow: calls and returns") {
@@ -118,6 +127,96 @@ TEST_CASE("shadow: calls that were there before are proven by their returns") {
   CHECK(s.shadow.adopted_returned == 1);
   s.step(kReturn, 0x300, s.sp + 8);
   CHECK(s.shadow.adopted_false == 1);
+}
+
+TEST_CASE("shadow: calls that push nothing, of functions with and without a frame") {
+  LinkStack s;
+  const uint64_t base = s.sp;
+  s.call(0x2000);
+  CHECK(s.chain() == Pcs{0x1004});
+  CHECK(s.shadow.calls().back().caller_sp == base);
+  s.jump(0x2100);  // a linkage stub
+  CHECK(s.chain() == Pcs{0x1004});
+  s.move_sp(-32);
+  s.call(0x3000);
+  s.step({4, Effect::other}, 0x3004, s.sp);
+  CHECK(s.chain() == Pcs{0x1004, 0x2108});
+  s.ret(0x2108);
+  CHECK(s.chain() == Pcs{0x1004});
+  s.move_sp(32);
+  CHECK(s.shadow.known());
+  CHECK(s.chain() == Pcs{0x1004});
+  s.jump(0x4000);  // a tail call
+  CHECK(s.chain() == Pcs{0x1004});
+  s.ret(0x1004);
+  CHECK(s.chain().empty());
+}
+
+TEST_CASE("shadow: calls that push nothing, left by a jump") {
+  LinkStack s;
+  s.call(0x2000);
+  s.move_sp(-32);
+  const uint64_t home = s.sp;
+  s.call(0x9000);  // setjmp
+  s.ret(0x2008);
+  SUBCASE("from further in") {
+    s.call(0x3000);
+    s.move_sp(-32);
+    s.call(0x4000);
+    s.step({4, Effect::sets_sp}, 0x4004, home);
+    CHECK(!s.shadow.known());
+    s.jump(0x2008);
+    CHECK(s.shadow.abandoned == 1);
+  }
+  SUBCASE("to a landing pad, where no call has returned to") {
+    s.call(0x3000);
+    s.move_sp(-32);
+    s.call(0x4000);
+    s.move_sp(32);
+    CHECK(!s.shadow.known());
+    s.ret(0x2050);
+  }
+  SUBCASE("from the function itself, with its own sp") {
+    s.call(0x4000);
+    s.jump(0x2008);
+  }
+  CHECK(s.shadow.known());
+  CHECK(s.chain() == Pcs{0x1004});
+}
+
+TEST_CASE("shadow: a signal where calls push nothing") {
+  LinkStack s;
+  s.call(0x2000);
+  const uint64_t home = s.sp;
+  s.shadow.interrupted(0x2000, home, home - 4672, 0x9000);
+  s.pc = 0x6000, s.sp = home - 4672;
+  s.move_sp(-16);
+  s.move_sp(16);
+  CHECK(s.shadow.known());
+  CHECK(s.chain() == Pcs{0x1004, 0x2000, 0x9000});
+  s.ret(0x9000);
+  CHECK(s.chain() == Pcs{0x1004, 0x2000});
+  s.shadow.signal_returned(home);
+  CHECK(s.chain() == Pcs{0x1004});
+  CHECK(s.shadow.known());
+}
+
+TEST_CASE("shadow: stacks switched where calls push nothing") {
+  LinkStack s;
+  s.call(0x2000);  // swapcontext
+  const uint64_t home = s.sp;
+  s.call(0x3000);  // setcontext
+  s.step({4, Effect::sets_sp}, 0x3004, 0x500000);
+  s.jump(0x7000);
+  s.call(0x8000);
+  CHECK(!s.shadow.bottom_known());
+  CHECK(s.chain() == Pcs{0x7004});
+  s.step({4, Effect::sets_sp}, 0x8004, home);
+  s.jump(0x2040);  // not behind the call, but in the function that made it
+  CHECK(s.shadow.bottom_known());
+  CHECK(s.chain() == Pcs{0x1004});
+  s.ret(0x1004);
+  CHECK(s.chain().empty());
 }
 
 }  // namespace sonde::stepping

@@ -10,7 +10,6 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,16 +20,27 @@
 #include <thread>
 
 #include "core/isa/code.h"
+#include "host/target/threads.h"
 
 namespace sonde::stepping {
 namespace {
 
-using host::Mapping;
-
 constexpr int kRoundsToCompare = 4;  // of a repeated instruction
-constexpr uint64_t kWindow = 1 << 20, kBelow = 512;
 
-Insn classify(std::span<const uint8_t> bytes) {
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double processor_time(pid_t pid) {
+  clockid_t clock;
+  timespec t{};
+  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) != 0) return 0;
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
+}
+
+}  // namespace
+
+Insn Tracee::classify(std::span<const uint8_t> bytes) const {
   static const ZydisDecoder decoder = [] {
     ZydisDecoder d;
     ZydisDecoderInit(&d, ZYDIS_MACHINE_MODE_LONG_64, ZYDIS_STACK_WIDTH_64);
@@ -66,28 +76,6 @@ Insn classify(std::span<const uint8_t> bytes) {
   }
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double processor_time(pid_t pid) {
-  clockid_t clock;
-  timespec t{};
-  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) != 0) return 0;
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
-}
-
-bool same_code(const std::vector<Mapping>& a, const std::vector<Mapping>& b) {
-  auto next = [](auto at, auto end) { return std::find_if(at, end, [](const Mapping& m) { return m.executable; }); };
-  auto i = next(a.begin(), a.end());
-  auto j = next(b.begin(), b.end());
-  for (; i != a.end() && j != b.end(); i = next(i + 1, a.end()), j = next(j + 1, b.end()))
-    if (i->range != j->range || i->path != j->path) return false;
-  return i == a.end() && j == b.end();
-}
-
-}  // namespace
-
 host::Result<std::unique_ptr<Tracee>> Tracee::launch(const Command& command) {
   std::vector<std::string> words = command.words;
   std::vector<char*> argv;
@@ -109,7 +97,7 @@ host::Result<std::unique_ptr<Tracee>> Tracee::launch(const Command& command) {
   std::unique_ptr<Tracee> tracee(new Tracee(pid));
   if (!tracee->wait()) return host::fail(fmt::format("{}: {}", words[0], tracee->end_));
   ptrace(PTRACE_SETOPTIONS, pid, nullptr, PTRACE_O_EXITKILL);
-  tracee->program_ = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid));
+  tracee->file_ = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid));
   tracee->get_regs();
   tracee->reload();
   return tracee;
@@ -139,18 +127,7 @@ bool Tracee::resume(int request, int signal) {
 
 void Tracee::get_regs() { ptrace(PTRACE_GETREGS, pid_, nullptr, &regs_); }
 
-void Tracee::reload() {
-  auto now = host::read_maps(pid_);
-  if (!now) return;
-  if (!memory_ || !same_code(mappings_, *now)) {
-    code_generation_++;
-    insns_.clear();
-    memory_ = std::make_unique<host::ProcessMemory>(pid_, *now);
-  } else {
-    memory_->reload_mappings();
-  }
-  mappings_ = std::move(*now);
-}
+Registers Tracee::registers() const { return host::regset_of(regs_); }
 
 uint64_t Tracee::entry() const {
   uint64_t pair[2];
@@ -160,90 +137,37 @@ uint64_t Tracee::entry() const {
   return 0;
 }
 
-const Mapping* Tracee::mapping(Addr at) const {
-  auto found = std::ranges::upper_bound(mappings_, at, {}, [](const Mapping& m) { return m.range.begin; });
-  return found == mappings_.begin() || !std::prev(found)->range.contains(at) ? nullptr : &*std::prev(found);
-}
-
-uint64_t Tracee::stack_end(uint64_t sp) {
-  AddrRange stack;
-  return stack_at(Addr(sp), &stack) ? stack.end.value : 0;
-}
-
-bool Tracee::stack_at(Addr sp, AddrRange* stack) {
-  const Mapping* found = mapping(sp);
-  if (!found || !found->writable) reload();
-  return memory_->stack_at(sp, stack);
-}
-
-void Tracee::look() {
-  AddrRange stack;
-  window_size_ = 0;
-  if (!stack_at(Addr(regs_.rsp), &stack)) return;
-  window_begin_ = (regs_.rsp - kBelow) & ~uint64_t{7};
-  if (Addr(window_begin_) < stack.begin) window_begin_ = stack.begin.value;
-  uint64_t size = std::min(stack.end.value - window_begin_, kWindow);
-  if (window_.size() < size) window_.resize(size);
-  window_size_ = memory_->read_now(Addr(window_begin_), std::span(window_.data(), size));
-}
-
-bool Tracee::read(Addr at, std::span<uint8_t> into) {
-  uint64_t offset = at.value - window_begin_;
-  if (offset < window_size_ && window_size_ - offset >= into.size())
-    return memcpy(into.data(), window_.data() + offset, into.size()), true;
-  const Mapping* found = mapping(at);
-  if (found && !found->writable && !found->path.empty()) return memory_->read(at, into);
-  return memory_->read_now(at, into) == into.size();
-}
-
-const Insn& Tracee::insn_at(uint64_t pc) {
-  auto found = insns_.find(pc);
-  if (found != insns_.end()) return found->second;
-  uint8_t bytes[15];
-  size_t n = memory_->read_now(Addr(pc), bytes);
-  Insn insn = classify(std::span(bytes, n));
-  const Mapping* m = mapping(Addr(pc));
-  if (m && !m->writable && !m->path.empty()) return insns_.emplace(pc, insn).first->second;
-  return unkept_ = insn;  // generated code
-}
-
-// Whether the system call that the thread stands at may change what is mapped executable.
-bool Tracee::maps_code() const {
-  auto touches_code = [&](uint64_t begin, uint64_t size) {
-    return std::ranges::any_of(mappings_, [&](const Mapping& m) {
-      return m.executable && m.range.begin.value < begin + size && begin < m.range.end.value;
-    });
-  };
-  constexpr uint64_t kExecute = 4, kFixed = 16;
+SystemCall Tracee::system_call() const {
+  using Kind = SystemCall::Kind;
+  SystemCall call{Kind::other, {regs_.rdi, regs_.rsi, regs_.rdx, regs_.r10}};
   switch (regs_.rax) {
-    case SYS_mmap: return (regs_.rdx & kExecute) || ((regs_.r10 & kFixed) && touches_code(regs_.rdi, regs_.rsi));
+    case SYS_mmap: call.kind = Kind::map; break;
     case SYS_mprotect:
-    case SYS_pkey_mprotect: return (regs_.rdx & kExecute) || touches_code(regs_.rdi, regs_.rsi);
-    case SYS_munmap:
-    case SYS_mremap: return touches_code(regs_.rdi, regs_.rsi);
-    default: return false;
+    case SYS_pkey_mprotect: call.kind = Kind::protect; break;
+    case SYS_munmap: call.kind = Kind::unmap; break;
+    case SYS_mremap: call.kind = Kind::remap; break;
+    case SYS_rt_sigaction: call.kind = Kind::action; break;
+    case SYS_rt_sigreturn: call.kind = Kind::signal_return; break;
+    case SYS_execve:
+    case SYS_execveat: call.kind = Kind::execute; break;
   }
+  return call;
 }
 
 bool Tracee::step(Shadow& shadow) {
-  const uint64_t pc = regs_.rip, sp = regs_.rsp, number = regs_.rax;
+  const uint64_t pc = regs_.rip, sp = regs_.rsp;
   const Insn insn = insn_at(pc);
-  const bool system_call = insn.effect == Effect::system_call;
-  const bool changes_code = system_call && maps_code();
-  const bool sigreturn = system_call && number == SYS_rt_sigreturn;
-  const bool exec = system_call && (number == SYS_execve || number == SYS_execveat);
-  if (system_call && number == SYS_rt_sigaction && regs_.rdi < 64 && regs_.rsi) {
-    uint64_t handler = 0;
-    memory_->read_now(Addr(regs_.rsi), {reinterpret_cast<uint8_t*>(&handler), sizeof handler});
-    if (handler > 1) handled_ |= uint64_t{1} << regs_.rdi;  // neither SIG_DFL nor SIG_IGN
-  }
+  const SystemCall call = insn.effect == Effect::system_call ? system_call() : SystemCall{};
+  const bool changes_code = maps_code(call);
+  note_action(call);
   steps_++;
-  window_size_ = 0;
+  moved();
   if (!resume(PTRACE_SINGLESTEP, 0)) return false;
   get_regs();
-  if (exec && WSTOPSIG(status_) == SIGTRAP && regs_.rax == 0) return end_ = "replaced by another program", false;
+  if (call.kind == SystemCall::Kind::execute && WSTOPSIG(status_) == SIGTRAP && regs_.rax == 0)
+    return end_ = "replaced by another program", false;
   if (changes_code) reload();
-  if (sigreturn) shadow.signal_returned(regs_.rsp);
+  if (call.kind == SystemCall::Kind::signal_return) shadow.signal_returned(regs_.rsp);
   else if (WSTOPSIG(status_) == SIGTRAP || regs_.rip != pc || regs_.rsp != sp)
     shadow.stepped(insn, pc, sp, regs_.rip, regs_.rsp);
   while (WSTOPSIG(status_) != SIGTRAP)
@@ -282,7 +206,7 @@ bool Tracee::deliver(int signal, Shadow& shadow) {
   constexpr int kSp = 1 + Code<X86_64>::signal_register(X86_64::rsp) / 8,
                 kPc = 1 + Code<X86_64>::signal_register(X86_64::rip) / 8;
   uint64_t words[kPc + 1] = {};
-  memory_->read_now(Addr(regs_.rsp), {reinterpret_cast<uint8_t*>(words), sizeof words});
+  read_now(Addr(regs_.rsp), {reinterpret_cast<uint8_t*>(words), sizeof words});
   if (signal && words[kSp] == sp && words[kPc] == pc && regs_.rdi == static_cast<uint64_t>(signal)) {
     signals_++;
     shadow.interrupted(pc, sp, regs_.rsp, words[0]);
@@ -300,7 +224,7 @@ void Tracee::set_breakpoint(uint64_t pc) {
 }
 
 bool Tracee::run_for(double seconds) {
-  window_size_ = 0;
+  moved();
   const double until = processor_time(pid_) + seconds;
   const auto begin = std::chrono::steady_clock::now();
   int signal = 0;
@@ -335,7 +259,7 @@ bool Tracee::run_for(double seconds) {
 }
 
 bool Tracee::run_to(uint64_t pc, double seconds) {
-  window_size_ = 0;
+  moved();
   set_breakpoint(pc);
   const auto begin = std::chrono::steady_clock::now();
   int signal = 0;

@@ -6,31 +6,30 @@
 #include <filesystem>
 #include <optional>
 
+#include "core/isa/code.h"
 #include "core/unwind/step.h"
 #include "core/walk/arena_view.h"
 #include "host/check/proven_table.h"
 #include "host/tables/arena.h"
 #include "host/tables/print.h"
-#include "host/target/threads.h"
 
 namespace sonde::stepping {
 
 void Walks::refresh() {
-  if (generation_ == tracee_.code_generation()) return;
-  const uint64_t pc = tracee_.regs().rip;
+  if (generation_ == program_.code_generation()) return;
+  const uint64_t pc = program_.pc();
   auto still_there = [&](const host::LoadedImage& loaded) {
-    return std::ranges::any_of(tracee_.mappings(), [&](const host::Mapping& m) {
+    return std::ranges::any_of(program_.mappings(), [&](const host::Mapping& m) {
       return m.executable && m.range.begin >= loaded.range.begin && m.range.end <= loaded.range.end;
     });
   };
   // The dynamic linker maps many files before anything runs in them.
   if (generation_ && image_at(pc) && std::ranges::all_of(images_, still_there)) return;
-  generation_ = tracee_.code_generation();
-  auto images = host::loaded_images(tracee_.pid(), nullptr);
-  if (!images) return;
-  images_ = std::move(*images);
+  generation_ = program_.code_generation();
+  images_ = program_.images();
   tables_.clear();
   host::ArenaInput input;
+  input.specials = program_.specials();
   for (const host::LoadedImage& loaded : images_) {
     auto table = host::load_proven_table(*loaded.image);
     tables_.push_back(table ? *table : nullptr);
@@ -46,13 +45,16 @@ void Walks::refresh() {
 
 Walk Walks::walk(bool reliable_only, bool with_cache) {
   constexpr unsigned kMost = 4096;
-  WalkStart<X86_64> start{.regs = host::regset_of(tracee_.regs()), .source = Source::regs_pc};
-  start.reliable_only = reliable_only;
-  start.max_frames = kMost;
   static Frame frames[kMost + 1];
-  AnyMemory memory = tracee_.any_memory();
+  AnyMemory memory = program_.any_memory();
   Walk walk;
-  walk.result = sonde::walk(arena(), with_cache ? cache_.get() : nullptr, memory, start, std::span<Frame>(frames));
+  auto from = [&]<class Isa>(const RegSet<Isa>& regs) {
+    WalkStart<Isa> start{.regs = regs, .source = Source::regs_pc};
+    start.reliable_only = reliable_only;
+    start.max_frames = kMost;
+    return sonde::walk(arena(), with_cache ? cache_.get() : nullptr, memory, start, std::span<Frame>(frames));
+  };
+  walk.result = std::visit(from, program_.registers());
   walk.frames.assign(frames, frames + walk.result.frames);
   return walk;
 }
@@ -64,9 +66,13 @@ const host::LoadedImage* Walks::image_at(uint64_t pc) const {
 }
 
 Chain Walks::plain(size_t limit) {
+  return std::visit([&](const auto& regs) { return plain_from(regs, limit); }, program_.registers());
+}
+
+template <class Isa>
+Chain Walks::plain_from(RegSet<Isa> regs, size_t limit) {
   Chain chain;
-  RegSet<X86_64> regs = host::regset_of(tracee_.regs());
-  AnyMemory memory = tracee_.any_memory();
+  AnyMemory memory = program_.any_memory();
   bool is_return = false;
   while (chain.pcs.size() < limit) {
     CodeAddr code{regs.pc(), is_return};
@@ -77,8 +83,8 @@ Chain Walks::plain(size_t limit) {
     if (!shared) break;
     const Table table = shared->table();
     const Row* row = table.lookup(image->to_image(code.lookup()));
-    RegSet<X86_64> caller;
-    if (!row || step(table, *row, regs, memory, uint64_t{0}, &caller) != StepStatus::ok) break;
+    RegSet<Isa> caller;
+    if (!row || step(table, *row, regs, memory, Code<Isa>::kSignatureBits, &caller) != StepStatus::ok) break;
     is_return = !(row->flags & kRowSignalFrame);
     regs = caller;
   }

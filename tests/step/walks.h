@@ -9,7 +9,7 @@
 #include "core/walk/walker.h"
 #include "host/image/maps.h"
 #include "host/tables/cache.h"
-#include "tests/step/tracee.h"
+#include "tests/step/program.h"
 
 namespace sonde::stepping {
 
@@ -26,7 +26,7 @@ struct Walk {
 
 class Walks {
  public:
-  explicit Walks(Tracee& tracee) : tracee_(tracee) {}
+  explicit Walks(Program& program) : program_(program) {}
 
   // Reads images and tables anew if execution stands in code that was mapped since.
   void refresh();
@@ -42,9 +42,11 @@ class Walks {
   const host::LoadedImage* image_at(uint64_t pc) const;
 
  private:
+  template <class Isa>
+  Chain plain_from(RegSet<Isa> regs, size_t limit);
   const TableArena* arena() const { return reinterpret_cast<const TableArena*>(arena_.data()); }
 
-  Tracee& tracee_;
+  Program& program_;
   uint64_t generation_ = 0;
   std::vector<host::LoadedImage> images_;
   std::vector<host::SharedTable> tables_;
