@@ -124,7 +124,7 @@ class Placer {
  private:
   static void cut(OpenCall& call, uint64_t end) {
     call.end = end;
-    if (!call.endless()) call.kind = ExitKind::abandoned;
+    if (!call.inherited()) call.kind = ExitKind::abandoned;
   }
 
   CallVisitor& visitor_;
