@@ -459,6 +459,7 @@ class Recording {
       }
       uint64_t record[] = {call_word(call.kind, call.site, slot_key(call.slot)), call.entry_ticks, now};
       recorder_->append(static_cast<uint32_t>(pid), call.tid, record);
+      recorder_->set_signal_stack(static_cast<uint32_t>(pid), call.tid, call.signal_stack);
     }
   }
 

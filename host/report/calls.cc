@@ -29,6 +29,8 @@ struct Stack {
   std::vector<OpenCall> open;  // outermost first; ends do not increase
   std::unordered_map<uint32_t, uint32_t> running;  // site -> open calls
   bool first = false;
+  bool signal = false;  // its calls are on the thread's alternate signal stack
+  uint64_t replaced = 0;  // entry ticks of its outermost call, if that was just found to be left; 0: none was
 };
 
 // How a call would continue a stack: after `dead` of its innermost calls, at this distance below the one then innermost.
@@ -67,12 +69,14 @@ struct CallNester::Thread {
   Stack* current = nullptr;
   std::multimap<uint32_t, Stack*> suspended;  // by the slot of their innermost call
   std::vector<Stack*> spare;  // without open calls
+  std::vector<Stack*> signal_stacks;  // with calls on the signal stack; never among `suspended`
   uint64_t entered = 0;
   Stack* last_stack = nullptr;  // of the call entered last, for its stack record
 
   Stack* add_stack() {
     if (!spare.empty()) {
       Stack* stack = spare.back();
+      stack->replaced = 0;
       spare.pop_back();
       return stack;
     }
@@ -96,6 +100,7 @@ class Placer {
     visitor_.leave(thread_, call, parent);
     auto running = stack.running.find(call.event.site);
     if (--running->second == 0) stack.running.erase(running);
+    if (!parent) stack.signal = false, stack.replaced = end == ~0ull ? 0 : call.event.entry;
     stack.open.pop_back();
   }
 
@@ -104,6 +109,7 @@ class Placer {
   }
 
   void enter(Stack& stack, const Event& event, uint64_t number) {
+    stack.replaced = 0;
     OpenCall* parent = stack.open.empty() ? nullptr : &stack.open.back();
     OpenCall call{event, event.exit};
     call.event.frames = {};
@@ -181,9 +187,35 @@ Stack* resume(std::multimap<uint32_t, Stack*>& suspended, std::vector<Stack*>& s
   return stack;
 }
 
+bool on_signal_stack(const RecordedThread& thread, const Event& event) {
+  const AddrRange& range = thread.signal_stack;
+  return range.size() != 0 && event.slot - slot_key(range.begin.value) < range.size() / 8;
+}
+
+// The calls on a signal stack that a handler continues, if there are any.
+Stack* resume_signal(std::vector<Stack*>& signal_stacks, Placer& placer, const Event& event) {
+  for (Stack* stack : signal_stacks) {
+    placer.leave_ended(*stack, event.entry);
+    auto match = fit(*stack, event, kFrameOfRunning);
+    if (stack->open.empty() || !match) continue;
+    for (; match->dead > 0; --match->dead) placer.leave_innermost(*stack, event.entry);
+    return stack;
+  }
+  return nullptr;
+}
+
+// The thread goes on with a stack that had calls before those of a signal stack: none of these returns, so a jump has left
+// them.
+bool is_left(const Stack& signal, const Stack& now) {
+  uint64_t since = now.open.empty() ? now.replaced : now.open.front().event.entry;
+  return !signal.open.empty() && since != 0 && since < signal.open.front().event.entry &&
+         std::ranges::all_of(signal.open, [](const OpenCall& call) { return end_is_late(call.kind); });
+}
+
 }  // namespace
 
-CallNester::CallNester(size_t threads, CallVisitor& visitor) : threads_(threads), visitor_(visitor) {}
+CallNester::CallNester(const Recording& recording, CallVisitor& visitor)
+    : threads_(recording.threads.size()), recording_(recording), visitor_(visitor) {}
 CallNester::~CallNester() = default;
 
 void CallNester::add(uint32_t index, const Event& event) {
@@ -201,16 +233,31 @@ void CallNester::add(uint32_t index, const Event& event) {
   }
   if (!thread.current) thread.current = thread.add_stack();
   Stack* stack = thread.current;
+  bool signal = on_signal_stack(recording_.threads[index], event);
   placer.leave_ended(*stack, event.entry);
-  std::optional<Fit> here = fit(*stack, event, kFrameOfRunning);
+  std::optional<Fit> here;
+  if (stack->open.empty() || stack->signal == signal) here = fit(*stack, event, kFrameOfRunning);
   bool fits_here = here && !stack->open.empty();
-  Stack* other = resume(thread.suspended, thread.spare, placer, event, fits_here ? here->distance : kStack + 1);
+  Stack* other = nullptr;
+  if (!signal) other = resume(thread.suspended, thread.spare, placer, event, fits_here ? here->distance : kStack + 1);
+  else if (!fits_here) other = resume_signal(thread.signal_stacks, placer, event);
   if (here && !other) {
     for (size_t i = 0; i < here->dead; ++i) placer.leave_innermost(*stack, event.entry);
   } else {
-    if (stack->open.empty()) thread.spare.push_back(stack);
-    else thread.suspended.emplace(stack->open.back().event.slot, stack);
+    if (stack->open.empty()) thread.spare.push_back(stack), std::erase(thread.signal_stacks, stack);
+    else if (!stack->signal) thread.suspended.emplace(stack->open.back().event.slot, stack);
     thread.current = stack = other ? other : thread.add_stack();
+  }
+  std::erase_if(thread.signal_stacks, [&](Stack* of) {
+    if (of == stack) return of->open.empty();
+    if (!signal && is_left(*of, *stack))
+      while (!of->open.empty()) placer.leave_innermost(*of, event.entry);
+    if (of->open.empty()) thread.spare.push_back(of);
+    return of->open.empty();
+  });
+  if (signal && stack->open.empty()) {
+    stack->signal = true;
+    thread.signal_stacks.push_back(stack);
   }
   placer.enter(*stack, event, thread.entered++);
   thread.last_stack = stack;

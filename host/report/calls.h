@@ -7,6 +7,10 @@
 //  - A tail call takes over its caller's slot, and one return ends both: it is shown within its caller, marked.
 //  - An abandoned call (longjmp) is noticed late. It ended at the latest when its caller did, when the next call was
 //    entered at its slot or above on its stack, or when it was noticed; the earliest of these is taken as its end.
+//  - A handler on the alternate signal stack that is left by siglongjmp, and what it called, never end: nothing comes to
+//    their slots. They have ended when the thread is seen to go on where it was interrupted, on a stack that had calls
+//    before. Without knowledge of that stack (it is known of threads that run at the end) such calls look like those of a
+//    fiber that is suspended for ever, and are unfinished as these.
 //  - A fiber that another thread goes on with: its calls are shown in the thread that they ended in.
 #pragma once
 
@@ -54,7 +58,7 @@ class CallVisitor {
 // Nests the events of all threads; feed in order of entry per thread, then finish.
 class CallNester {
  public:
-  CallNester(size_t threads, CallVisitor& visitor);
+  CallNester(const Recording& recording, CallVisitor& visitor);
   ~CallNester();
   void add(uint32_t thread, const Event& event);
   void finish(uint32_t thread);  // all its calls are left
@@ -63,6 +67,7 @@ class CallNester {
  private:
   struct Thread;
   std::vector<std::unique_ptr<Thread>> threads_;
+  const Recording& recording_;
   CallVisitor& visitor_;
 };
 

@@ -100,6 +100,99 @@ TEST_CASE("neighbouring 64 KiB fibers are not each other's callers") {
         "30 3 total 10 self 10\n");
 }
 
+// Slots 4990000 to 5000000.
+const AddrRange kSignalStack{Addr(4990000 * 8), Addr(5000000 * 8)};
+
+// main(0) calls crash(1); its signal runs handler(2) on the signal stack, which calls log(3) and leaves by siglongjmp to main.
+// Later main calls f(4).
+const std::vector<testing::Words> kHandlerLeft{
+    call(3, 4999980, 24, 26), call(4, 999990, 40, 50),
+    call(4, 999990, 71, 80),  call(1, 999990, 20, 99, ExitKind::abandoned),
+    call(0, 1000000, 10, 99), call(2, 4999990, 22, 100, ExitKind::unfinished)};
+
+TEST_CASE("a handler on the signal stack ends when the thread goes on where it was interrupted") {
+  CHECK(nest(kHandlerLeft, kSignalStack) ==
+        "10 0 total 89 self 50\n"
+        "  20 1 abandoned total 20 self 20\n"
+        "22 2 abandoned total 18 self 16\n"
+        "  24 3 total 2 self 2\n"
+        "  40 4 total 10 self 10\n"
+        "  71 4 total 9 self 9\n");
+}
+
+TEST_CASE("without a known signal stack such a handler may be a suspended fiber") {
+  CHECK(nest(kHandlerLeft) ==
+        "10 0 total 89 self 50\n"
+        "  20 1 abandoned total 20 self 20\n"
+        "22 2 unfinished total 78 self 76\n"
+        "  24 3 total 2 self 2\n"
+        "  40 4 total 10 self 10\n"
+        "  71 4 total 9 self 9\n");
+}
+
+TEST_CASE("a handler that interrupted main itself ends with main's next call") {
+  CHECK(nest({call(4, 999990, 40, 50), call(0, 1000000, 10, 99), call(2, 4999990, 22, 100, ExitKind::unfinished)},
+             kSignalStack) ==
+        "10 0 total 89 self 79\n"
+        "22 2 abandoned total 18 self 18\n"
+        "  40 4 total 10 self 10\n");
+}
+
+TEST_CASE("a handler ends where all that was interrupted is replaced by the next call") {
+  CHECK(nest({call(4, 999990, 40, 50), call(1, 999990, 20, 99, ExitKind::abandoned),
+              call(2, 4999990, 22, 100, ExitKind::unfinished)},
+             kSignalStack) ==
+        "20 1 abandoned total 20 self 20\n"
+        "22 2 abandoned total 18 self 18\n"
+        "40 4 total 10 self 10\n");
+}
+
+TEST_CASE("a handler that runs at the end, or returns, or starts a fiber has not been left") {
+  std::vector<testing::Words> records{call(4, 999990, 12, 15), call(3, 4999980, 24, 99, ExitKind::unfinished),
+                                      call(0, 1000000, 10, 99, ExitKind::unfinished),
+                                      call(2, 4999990, 22, 99, ExitKind::unfinished)};
+  CHECK(nest(records, kSignalStack) ==
+        "10 0 unfinished total 89 self 86\n"
+        "  12 4 total 3 self 3\n"
+        "22 2 unfinished total 77 self 2\n"
+        "  24 3 unfinished total 75 self 75\n");
+  // It goes to a stack that was not there before.
+  CHECK(nest({call(5, 9999990, 30, 40), call(0, 1000000, 10, 99), call(2, 4999990, 22, 99, ExitKind::unfinished)},
+             kSignalStack) ==
+        "10 0 total 89 self 89\n"
+        "22 2 unfinished total 77 self 77\n"
+        "30 5 total 10 self 10\n");
+  // It is suspended while main goes on, and returns.
+  CHECK(nest({call(4, 999990, 40, 50), call(2, 4999990, 22, 60), call(0, 1000000, 10, 99)}, kSignalStack) ==
+        "10 0 total 89 self 79\n"
+        "22 2 total 38 self 38\n"
+        "  40 4 total 10 self 10\n");
+}
+
+TEST_CASE(
+    "each signal begins at the top of the signal stack; one that is an array of main's is a stack of its own all the "
+    "same") {
+  AddrRange array{Addr(999000 * 8), Addr(999900 * 8)};
+  std::vector<testing::Words> records;
+  for (uint64_t at : {100, 200, 300}) {
+    records.push_back(call(1, 998000, at, 999, ExitKind::abandoned));
+    records.push_back(call(2, 999890, at + 2, 999, at == 300 ? ExitKind::unfinished : ExitKind::abandoned));
+    records.push_back(call(4, 998500, at + 10, at + 15));
+  }
+  records.push_back(call(0, 1000000, 10, 999));
+  CHECK(nest(records, array) ==
+        "10 0 total 989 self 944\n"
+        "  100 1 abandoned total 10 self 10\n"
+        "102 2 abandoned total 8 self 8\n"
+        "  110 4 total 5 self 5\n"
+        "  200 1 abandoned total 10 self 10\n"
+        "202 2 abandoned total 8 self 8\n"
+        "  210 4 total 5 self 5\n"
+        "  300 1 abandoned total 10 self 10\n"
+        "302 2 abandoned total 8 self 8\n"
+        "  310 4 total 5 self 5\n");
+}
+
 TEST_CASE("entry-only records are calls without duration") {
   CHECK(nest({testing::entry(1, 90, 20), call(2, 90, 30, 40), call(0, 100, 10, 70)}) ==
         "10 0 total 60 self 50\n  20 1 entry-only\n  30 2 total 10 self 10\n");

@@ -197,7 +197,7 @@ Result<void> print_calls(const Recording& recording, const ViewOptions& options,
     if (!options.json)
       fmt::print(out, "thread {} {}\n", recording.threads[t].tid, printable(recording.threads[t].name));
     auto nest = [&](CallVisitor& visitor) -> Result<void> {
-      CallNester nester(recording.threads.size(), visitor);
+      CallNester nester(recording, visitor);
       SONDE_TRY_VOID(order.replay([&](uint32_t thread, const Event& event) { nester.add(thread, event); }, &only));
       nester.finish();
       return {};

@@ -97,7 +97,7 @@ Result<Recording> open_recording(const std::string& path) {
     recording.ticks_per_second = TickClock(meta.start, meta.end).ticks_per_ns() * 1e9;
   else recording.notes.push_back("without the end of the recording, times are in ticks of the processor, shown as ns");
   for (const TraceThread& t : meta.threads)
-    recording.threads.push_back({t.pid, t.tid, t.name, t.calls, t.waits, t.waited_ticks, t.lost,
+    recording.threads.push_back({t.pid, t.tid, t.name, t.calls, t.waits, t.waited_ticks, t.lost, t.signal_stack,
                                  recording.summed && t.calls > t.records ? t.calls - t.records : 0});
   for (const TraceImage& i : meta.images)
     recording.images.push_back({i.path, i.build_id, {Addr(i.begin), Addr(i.end)}, i.bias, i.from_ticks, i.to_ticks});

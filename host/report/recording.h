@@ -27,6 +27,7 @@ struct RecordedThread {
   uint64_t calls = 0;  // hooked entries as the ring counted them; 0 if unknown
   uint64_t waits = 0, waited_ticks = 0;
   LossCounts lost{};
+  AddrRange signal_stack{};  // its alternate one at the end; empty: none, or not known
   uint64_t in_flight_unseen = 0;  // with --sum: calls whose process was killed before they could be looked at
 };
 

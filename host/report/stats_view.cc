@@ -63,7 +63,7 @@ Result<std::vector<FunctionStats>> collect(const Recording& recording, const Vie
   EntryOrder order(recording, accept_for(recording, options), false);
   survey = SONDE_TRY(order.survey());
   StatsCollector collector(recording.sites.size());
-  CallNester nester(recording.threads.size(), collector);
+  CallNester nester(recording, collector);
   SONDE_TRY_VOID(order.replay([&](uint32_t thread, const Event& event) { nester.add(thread, event); }));
   nester.finish();
   collector.finish();

@@ -67,9 +67,10 @@ std::string Symbolizer::json(const Frame& frame, uint64_t ticks) {
     out["file"] = recording_.images[image].path;
     out["offset"] = place.offset;
     out["build_id"] = recording_.images[image].build_id;
-    if (auto opened = file(image))
-      add_source(out, opened->source_rows(ImageAddr(frame.code().lookup().value - recording_.images[image].bias)));
   }
+  auto opened = image == kNone ? nullptr : file(image);
+  ImageAddr lookup(opened ? frame.code().lookup().value - recording_.images[image].bias : 0);
+  add_source(out, opened ? opened->source_rows(lookup) : std::vector<SourceRow>{});
   add_judgement(out, frame);
   of_image = image;
   return text = out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -39,10 +39,11 @@ inline Recording recording(std::vector<Words> threads, size_t sites = 8) {
   return r;
 }
 
-inline void replay(const Words& words, CallVisitor& visitor, uint32_t window = 65536) {
+inline void replay(const Words& words, CallVisitor& visitor, uint32_t window = 65536, AddrRange signal_stack = {}) {
   Recording r = recording({words});
+  r.threads[0].signal_stack = signal_stack;
   EntryOrder order(r, nullptr, true, window);
-  CallNester nester(1, visitor);
+  CallNester nester(r, visitor);
   if (!order.survey()) throw std::runtime_error("survey failed");
   if (!order.replay([&](uint32_t thread, const Event& event) { nester.add(thread, event); }))
     throw std::runtime_error("replay failed");
@@ -50,7 +51,7 @@ inline void replay(const Words& words, CallVisitor& visitor, uint32_t window = 6
 }
 
 // The calls as indented lines, in order of entry; roots at the left.
-inline std::string nest(const std::vector<Words>& records) {
+inline std::string nest(const std::vector<Words>& records, AddrRange signal_stack = {}) {
   struct Lines : CallVisitor {
     std::vector<std::string> lines;
     void enter(uint32_t, OpenCall& call, OpenCall*) override {
@@ -66,7 +67,7 @@ inline std::string nest(const std::vector<Words>& records) {
           fmt::format("{}{} {}{}\n", std::string(2 * call.depth, ' '), call.event.entry, call.event.site, times);
     }
   } visitor;
-  replay(join(records), visitor);
+  replay(join(records), visitor, 65536, signal_stack);
   std::string all;
   for (const std::string& line : visitor.lines) all += line;
   return all;

@@ -131,7 +131,7 @@ Result<CallTree> build_tree(const Recording& recording, const ViewOptions& optio
   EntryOrder order(recording, accept_for(recording, options), false);
   survey = SONDE_TRY(order.survey());
   CallTree tree(groups);
-  CallNester nester(groups.size(), tree);
+  CallNester nester(recording, tree);
   SONDE_TRY_VOID(order.replay([&](uint32_t thread, const Event& event) { nester.add(thread, event); }));
   nester.finish();
   return tree;

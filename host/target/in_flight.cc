@@ -23,6 +23,17 @@ Result<std::vector<T>> read_array(pid_t pid, Addr at, size_t count) {
   return values;
 }
 
+// As the agent knows it: what the thread's last sigaltstack() said.
+Result<AddrRange> signal_stack_of(pid_t pid, Addr thread_area, uint32_t tid) {
+  auto states = SONDE_TRY(read_array<ThreadState>(pid, thread_area, kThreadSlots));
+  for (const ThreadState& state : states) {
+    if (state.pid != static_cast<uint32_t>(pid) || state.tid != tid || state.scratch - 1 >= kMaxThreads) continue;
+    auto* scratch = thread_scratch(reinterpret_cast<void*>(thread_area.value), &state);
+    return SONDE_TRY(read_array<AddrRange>(pid, Addr(reinterpret_cast<uint64_t>(&scratch->alternate)), 1))[0];
+  }
+  return AddrRange{};
+}
+
 }  // namespace
 
 Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
@@ -58,7 +69,11 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
       at = calls[at].link - 1;
     }
   }
-  std::unordered_map<uint32_t, bool> running;
+  struct OfThread {
+    bool runs;
+    AddrRange signal_stack;
+  };
+  std::unordered_map<uint32_t, OfThread> threads;
   std::vector<InFlight> found;
   for (size_t i = 0; i < count; i++) {
     const ActiveCall& call = calls[i];
@@ -66,15 +81,24 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
     if (owners[i].state != EntryState::in_use || call.site == kNoSite) continue;
     if (call.entry_ticks < begun) {
       if (alive[i] && own_stack.contains(Addr(entries[i].slot)))
-        found.push_back(
-            {call.site, static_cast<uint32_t>(pid), call.entry_ticks, entries[i].slot, sums[i], ExitKind::inherited});
+        found.push_back({call.site,
+                         static_cast<uint32_t>(pid),
+                         call.entry_ticks,
+                         entries[i].slot,
+                         sums[i],
+                         ExitKind::inherited,
+                         {}});
       continue;
     }
-    auto [thread, added] = running.try_emplace(tid);
-    if (added) thread->second = access(fmt::format("/proc/{}/task/{}", pid, tid).c_str(), F_OK) == 0;
+    auto [thread, added] = threads.try_emplace(tid);
+    auto& [runs, signal_stack] = thread->second;
+    if (added) {
+      runs = access(fmt::format("/proc/{}/task/{}", pid, tid).c_str(), F_OK) == 0;
+      signal_stack = SONDE_TRY(signal_stack_of(pid, Addr(area[0]), tid));
+    }
     ExitKind kind = alive[i] ? ExitKind::unfinished : ExitKind::abandoned;
-    found.push_back(
-        {call.site, tid, call.entry_ticks, entries[i].slot, sums[i], thread->second ? kind : ExitKind::thread_ended});
+    found.push_back({call.site, tid, call.entry_ticks, entries[i].slot, sums[i], runs ? kind : ExitKind::thread_ended,
+                     signal_stack});
   }
   return found;
 }

@@ -45,6 +45,7 @@ struct InFlight {
   uint64_t entry_ticks, slot;
   SumCall sum;  // with --sum, else zero
   ExitKind kind;  // unfinished, abandoned (its slot does not lead to it any more), thread_ended or inherited
+  AddrRange signal_stack;  // the alternate one that its thread has; empty: none, or not known
 };
 
 // The functions of one image that shall be probed: indices into image.functions().

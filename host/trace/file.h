@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/addr.h"
 #include "core/event/session.h"
 #include "host/error.h"
 #include "host/trace/clock.h"
@@ -49,6 +50,7 @@ struct TraceThread {
   uint64_t records = 0;  // call records among what was written
   uint64_t waits = 0, waited_ticks = 0, lost_calls = 0;
   std::array<uint64_t, kLossCauses> lost{};
+  AddrRange signal_stack{};  // its alternate one, where calls were in flight at the end; empty: none, or not known
   bool outlived = false;  // it ended and its process went on; not in the file
 };
 

@@ -41,9 +41,17 @@ std::optional<std::vector<uint8_t>> unpack(const uint8_t* packed, uint32_t packe
 using Losses = std::array<uint64_t, kLossCauses>;
 
 TraceThread thread_from(const json& t) {
-  return {t.at("pid"),          t.at("tid"),        t.at("name"),
-          t.at("calls"),        t.at("records"),    t.at("waits"),
-          t.at("waited_ticks"), t.at("lost_calls"), t.at("lost").get<Losses>()};
+  auto stack = t.value("signal_stack", std::array<uint64_t, 2>{});
+  return {t.at("pid"),
+          t.at("tid"),
+          t.at("name"),
+          t.at("calls"),
+          t.at("records"),
+          t.at("waits"),
+          t.at("waited_ticks"),
+          t.at("lost_calls"),
+          t.at("lost").get<Losses>(),
+          {Addr(stack[0]), Addr(std::max(stack[0], stack[1]))}};
 }
 
 // The chunk's header, if a whole and unharmed chunk starts there.

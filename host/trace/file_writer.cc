@@ -51,7 +51,7 @@ class Sleeps {
 
 json to_json(std::span<const TraceThread> threads) {
   json list = json::array();
-  for (const TraceThread& t : threads)
+  for (const TraceThread& t : threads) {
     list.push_back({{"pid", t.pid},
                     {"tid", t.tid},
                     {"name", t.name},
@@ -61,6 +61,8 @@ json to_json(std::span<const TraceThread> threads) {
                     {"waited_ticks", t.waited_ticks},
                     {"lost_calls", t.lost_calls},
                     {"lost", t.lost}});
+    if (t.signal_stack.size()) list.back()["signal_stack"] = {t.signal_stack.begin.value, t.signal_stack.end.value};
+  }
   return list;
 }
 

@@ -303,6 +303,11 @@ void Recorder::append(uint32_t pid, uint32_t tid, std::span<const uint64_t> reco
   }
 }
 
+void Recorder::set_signal_stack(uint32_t pid, uint32_t tid, AddrRange stack) {
+  int known = find_thread(pid, tid);
+  if (known >= 0 && stack.size()) threads_[static_cast<size_t>(known)].info.signal_stack = stack;
+}
+
 void Recorder::keep_account(uint32_t i) {
   if (!rings_[i].seen) return;
   RingHeader* ring = session_.ring(i);

@@ -33,7 +33,10 @@ class Recorder {
   // behind what was taken from the thread's ring so far, so: after the last poll.
   void append(uint32_t pid, uint32_t tid, std::span<const uint64_t> record);
 
-  // The same with --sum: a call that is in flight in a process of the target.
+  // The alternate signal stack of a thread that append() was called for; empty: nothing is known.
+  void set_signal_stack(uint32_t pid, uint32_t tid, AddrRange stack);
+
+  // As append(), with --sum: a call that is in flight in a process of the target.
   void end_summed(uint32_t pid, const InFlight& call, uint64_t now);
 
   // Takes the rest and fills the account: threads, losses, notes.

@@ -125,10 +125,11 @@ CHECK
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 static sigjmp_buf back;
 __attribute__((noinline)) void handler(int n) { siglongjmp(back, n); }
 __attribute__((noinline)) void crash(void) { *(volatile int*)8 = 1; }
-__attribute__((noinline)) void later(void) { __asm__ volatile(""); }
+__attribute__((noinline)) void later(void) { usleep(20000); }
 int main(void) {
   stack_t stack = {.ss_sp = malloc(65536), .ss_size = 65536};
   sigaltstack(&stack, 0);
@@ -149,5 +150,16 @@ C
 import json, sys
 calls = json.load(sys.stdin)["calls"]
 assert [c["name"] for c in calls] == ["main", "crash", "handler", "later", "later"], calls
-assert [c["parent"] for c in calls] == [None, 0, None, 0, 0], calls'
+assert [c["parent"] for c in calls] == [None, 0, None, 0, 0], calls
+# It ended when main went on, and not with the program: whatever the call that it interrupted was.
+main, crash, handler, later = calls[:4]
+assert handler["exit"] == crash["exit"] == "abandoned", calls
+for call in handler, crash: assert abs(call["at_ns"] + call["duration_ns"] - later["at_ns"]) <= 2, calls'
+  for how in '' --sum; do
+    "$SONDE" record -q $how -f main -f handler -f later -o trace ./alternate
+    "$SONDE" report --stats --json trace | python3 -c '
+import json, sys
+stats = {f["name"]: f for f in json.load(sys.stdin)["functions"]}
+assert stats["handler"]["abandoned"] == 1 and stats["handler"]["total_ns"] < stats["main"]["total_ns"] / 4, stats'
+  done
 }
