@@ -101,6 +101,12 @@ void mark_left(SumCall* calls, SumPosition at, const SumPosition& outer) {
   }
 }
 
+// Whether the thread stood in a handler on the alternate signal stack and goes on with the stack `now` that was interrupted.
+bool leaves_handler(const SumArea* area, const SumCall* calls, const SumPosition& top, const SumPosition& now) {
+  if (top.slot - area->signal_begin >= area->signal_end - area->signal_begin || !top.base) return false;
+  return is_current(calls, top) && calls[top.base - 1].caller.base == now.base && now.base != top.base;
+}
+
 // Among the stacks that were left, the one whose caller for the slot is nearer than `distance`.
 Fit find_remembered(SumArea* area, SumCall* calls, uint64_t slot, uint64_t least, uint64_t distance, unsigned* place) {
   Fit best;
@@ -215,7 +221,8 @@ SumPlace sum_find_place(SumArea* area, SumCall* calls, uint64_t slot, bool tail)
     innermost = remembered(area, place);
     forget(area, place);
   }
-  if (!own.found || other.found) remember(area, top);
+  if (other.found && leaves_handler(area, calls, top, innermost)) mark_left(calls, top, {});
+  else if (!own.found || other.found) remember(area, top);
   if (!fit.found) {
     if (!is_first_stack(area, slot)) return {top, 0, kSumOwnBase};
     if (area->outermost < slot + 8) area->outermost = slot + 8;

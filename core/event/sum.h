@@ -17,7 +17,8 @@
 // without a return (longjmp: their slots lie below or at the new one), or the thread runs on another stack now (fibers,
 // signal stacks): then top is remembered by where its stack lies, and the new call continues the stack whose innermost
 // call lies next above it, or stands below the root. A handler on the stack of what it interrupted nests there.
-// Signal-safe: a handler leaves top as it found it, and what it did not leave (longjmp) is found dead by the next call.
+// What a handler on the alternate signal stack did not leave is gone when the thread goes on with the stack that was
+// interrupted. Signal-safe: a handler leaves top as it found it, and what it did not leave (longjmp) is found dead by the next call.
 #pragma once
 
 #include <cstdint>
@@ -90,6 +91,7 @@ struct SumArea {
   // Calls that did not get the node they should have.
   uint64_t too_deep, no_node;
   uint64_t outermost;  // about where the thread's first stack begins; 0: nothing was called yet
+  uint64_t signal_begin, signal_end;  // the thread's alternate signal stack; both 0: it has none
   SumPosition first;  // where the thread's first stack was left
   SumPosition stacks[kSumStacks];
 };

@@ -336,4 +336,31 @@ TEST_CASE("a handler on a stack of its own stands below the root and leaves the 
   CHECK(area->remembered == 0);  // so that calls take the short way again
 }
 
+TEST_CASE("a handler on the signal stack that does not return is over when the interrupted stack goes on") {
+  for (bool known : {true, false}) {
+    CAPTURE(known);
+    Areas areas(1 << 16);
+    SumArea* area = areas.area(0);
+    if (known) area->signal_begin = 0x600000000000 - 0x8000, area->signal_end = 0x600000000000 + 0x8000;
+    areas.begin(0, 0, 1, 0x7ffff0000000);
+    areas.begin(0, 1, 2, 0x7fffeffff000);
+    areas.begin(0, 2, 3, 0x600000000000);
+    areas.begin(0, 3, 4, 0x5ffffffff000);
+    areas.begin(0, 4, 5, 0x7fffeffff000);  // main's next call, where the interrupted one was
+    CHECK(path_of(area, area->top.node) == Path{1, 5});
+    CHECK(areas.calls[0].left_ticks == 0);
+    CHECK((areas.calls[2].left_ticks != 0) == known);
+    CHECK(areas.calls[3].left_ticks == areas.calls[2].left_ticks);
+    if (known) CHECK(area->remembered == 0);
+  }
+  // A fiber that it starts has not left it.
+  Areas areas(1 << 16);
+  SumArea* area = areas.area(0);
+  area->signal_begin = 0x600000000000 - 0x8000, area->signal_end = 0x600000000000 + 0x8000;
+  areas.begin(0, 0, 1, 0x7ffff0000000);
+  areas.begin(0, 1, 3, 0x600000000000);
+  areas.begin(0, 2, 4, 0x500000000000);
+  CHECK(areas.calls[1].left_ticks == 0);
+}
+
 }  // namespace sonde

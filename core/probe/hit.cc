@@ -370,8 +370,11 @@ void argument_event(uint32_t flags, uint64_t first, uint64_t second, SignalConte
   if (flags & (kSitePrctl | kSiteSyscall)) sandbox_event(flags & kSiteSyscall, first, second);
   if (flags & kSiteMakecontext) mind_coroutine(first, context);
   if (!(flags & kSiteSigaltstack)) return;
-  if (ThreadState* thread = this_thread(sonde_agent_control.session))
-    alternate_stack_event(thread_scratch(sonde_agent_control.thread_area, thread), first);
+  SessionHeader* session = sonde_agent_control.session;
+  ThreadState* thread = this_thread(session);
+  if (!thread) return;
+  alternate_stack_event(thread_scratch(sonde_agent_control.thread_area, thread), first);
+  sum_signal_stack(session, thread);
 }
 
 void hit_site(SessionHeader* session, uint32_t number, const SiteRegs& regs) {

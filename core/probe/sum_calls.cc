@@ -41,6 +41,8 @@ uint32_t find_inherited(uint64_t slot) {
   sum_prepare(area, session->ring_bytes, static_cast<uint32_t>(offset / stride), stride, thread->pid);
   // A first stack that is a signal stack may go away.
   const AddrRange& alternate = thread_scratch(sonde_agent_control.thread_area, thread)->alternate;
+  area->signal_begin = alternate.begin.value;
+  area->signal_end = alternate.end.value;
   if (!alternate.contains(Addr(slot))) area->trampolines = reinterpret_cast<uint64_t>(sonde_trampolines);
   if (!first_process) first_process = thread->pid;
   if (first_process == thread->pid) return;
@@ -64,6 +66,15 @@ inline SumArea* area_of(SessionHeader* session, ThreadState* thread, uint64_t sl
 void sum_call_begins(SessionHeader* session, ThreadState* thread, uint32_t index, uint32_t site, uint64_t slot,
                      bool tail) {
   sum_begin(area_of(session, thread, slot), sonde_sum_calls, index, site, slot, tail);
+}
+
+void sum_signal_stack(SessionHeader* session, ThreadState* thread) {
+  if (!is_summing(session) || !thread->ring) return;
+  auto* area = reinterpret_cast<SumArea*>(ring_data(thread->ring));
+  if (!area->process) return;  // the first call will look
+  const AddrRange& alternate = thread_scratch(sonde_agent_control.thread_area, thread)->alternate;
+  area->signal_begin = alternate.begin.value;
+  area->signal_end = alternate.end.value;
 }
 
 void sum_call_ends(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind, uint64_t now) {

@@ -19,6 +19,8 @@ inline bool is_summing(const SessionHeader* session) { return session->policy ==
 // The activation of the entry ends.
 [[gnu::hot]] void sum_call_ends(SessionHeader* session, ThreadState* thread, uint32_t index, ExitKind kind,
                                 uint64_t now);
+// The thread's alternate signal stack is another one.
+void sum_signal_stack(SessionHeader* session, ThreadState* thread);
 void sum_call_abandoned(SessionHeader* session, ThreadState* thread, uint32_t index, uint64_t now);
 void sum_entry_only(SessionHeader* session, ThreadState* thread, uint32_t site, uint64_t slot);
 

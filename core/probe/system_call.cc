@@ -5,6 +5,7 @@
 #include "core/probe/disarm.h"
 #include "core/probe/handlers.h"
 #include "core/probe/sandbox.h"
+#include "core/probe/sum_calls.h"
 #include "core/probe/trap.h"
 #include "core/probe/user_memory.h"
 
@@ -290,8 +291,10 @@ constexpr uint64_t kOperationStrict = 0, kOperationFilter = 1;  // SECCOMP_SET_M
   void* area = sonde_agent_control.thread_area;
   SessionHeader* session = sonde_agent_control.session;
   if (result == 0 && call.arguments[0] && area && session && !is_sharing_child())
-    if (ThreadState* thread = find_thread(session, area, thread_pointer()))
+    if (ThreadState* thread = find_thread(session, area, thread_pointer())) {
       ask_alternate_stack(thread_scratch(area, thread));
+      sum_signal_stack(session, thread);
+    }
   return result;
 }
 
