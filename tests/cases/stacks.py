@@ -457,7 +457,7 @@ for kind in range(10):
 def hits_056(sonde, allowed):
     """Sampled at 1 kHz by signals, on a stack of their own, as it goes on."""
     begin = time.monotonic()
-    stacks = [s for s in sonde.hits("./out/sampled", "tick", arguments=["60000000"]) if "spin_with" in chain(s)]
+    stacks = [s for s in sonde.hits("./out/sampled", "tick", arguments=["300000000"]) if "spin_with" in chain(s)]
     require(len(stacks) > 50, f"{len(stacks)} samples")
     reasons = {}
     for stack in stacks:
