@@ -2,8 +2,8 @@
 
 #include <elfutils/libdwelf.h>
 #include <fmt/format.h>
+#include <libdeflate.h>
 #include <lzma.h>
-#include <zlib.h>
 
 #include <climits>
 #include <cstdlib>
@@ -21,9 +21,7 @@ std::unique_ptr<ElfFile> try_open(const std::string& path) {
   return file ? std::move(*file) : nullptr;
 }
 
-uint32_t check_sum(std::span<const uint8_t> bytes) {
-  return static_cast<uint32_t>(crc32_z(0, bytes.data(), bytes.size()));
-}
+uint32_t check_sum(std::span<const uint8_t> bytes) { return libdeflate_crc32(0, bytes.data(), bytes.size()); }
 
 // What belongs to a file must say so; `problem` tells of one that does not.
 void refuse(const std::string& path, const char* what, std::string* problem) {

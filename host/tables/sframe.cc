@@ -22,7 +22,6 @@ constexpr uint16_t kMagic = 0xdee2;
 constexpr uint32_t kMachineAarch64 = 183;
 constexpr uint8_t kSorted = 1, kFramePointer = 2, kStartIsPcrel = 4;  // flags; the last one is of version 2 only
 constexpr uint8_t kAbiAarch64 = 2, kAbiAmd64 = 3;  // little-endian both
-constexpr size_t kHeaderSize = 28;
 constexpr uint32_t kStubSize = 16;  // version 1 does not state it; of AMD64's linkage stubs
 
 struct Header {

@@ -22,7 +22,7 @@ struct ChunkHeader {
   uint32_t kind;    // ChunkKind
   uint32_t packed;  // bytes that follow: one zstd frame, or if they are as many as raw, these themselves
   uint32_t raw;     // bytes it unpacks to
-  uint32_t crc;     // CRC-32 (zlib) of the packed bytes
+  uint32_t crc;     // CRC-32 (as zlib has it) of the packed bytes
   uint32_t header_crc;  // CRC-32 of the fields above
 };
 

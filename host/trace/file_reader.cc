@@ -2,10 +2,10 @@
 // not fit together is left out with a note.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <libdeflate.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 #include <zstd.h>
 
 #include <cstring>
@@ -60,10 +60,9 @@ std::optional<ChunkHeader> chunk_at(const uint8_t* data, uint64_t size, uint64_t
   if (size - at < sizeof header) return std::nullopt;
   std::memcpy(&header, data + at, sizeof header);
   if (header.magic != kChunkMagic || header.raw > kMaxChunkBytes) return std::nullopt;
-  if (crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)) != header.header_crc)
-    return std::nullopt;
+  if (libdeflate_crc32(0, &header, offsetof(ChunkHeader, header_crc)) != header.header_crc) return std::nullopt;
   if (size - at - sizeof header < header.packed) return std::nullopt;
-  if (crc32_z(0, data + at + sizeof header, header.packed) != header.crc) return std::nullopt;
+  if (libdeflate_crc32(0, data + at + sizeof header, header.packed) != header.crc) return std::nullopt;
   return header;
 }
 

@@ -3,12 +3,12 @@
 #include "host/trace/file.h"
 
 #include <doctest/doctest.h>
+#include <libdeflate.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <zlib.h>
 #include <zstd.h>
 
 #include <csignal>
@@ -115,8 +115,8 @@ std::string chunk(uint32_t kind, std::string_view raw) {
   std::string packed(ZSTD_compressBound(raw.size()), 0);
   packed.resize(ZSTD_compress(packed.data(), packed.size(), raw.data(), raw.size(), 1));
   ChunkHeader h{kChunkMagic, kind, static_cast<uint32_t>(packed.size()), static_cast<uint32_t>(raw.size()), 0, 0};
-  h.crc = static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const uint8_t*>(packed.data()), packed.size()));
-  h.header_crc = static_cast<uint32_t>(crc32_z(0, reinterpret_cast<uint8_t*>(&h), offsetof(ChunkHeader, header_crc)));
+  h.crc = libdeflate_crc32(0, packed.data(), packed.size());
+  h.header_crc = libdeflate_crc32(0, &h, offsetof(ChunkHeader, header_crc));
   return std::string(reinterpret_cast<char*>(&h), sizeof h) + packed;
 }
 

@@ -2,11 +2,11 @@
 // leaves a file that says what it lacks.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <libdeflate.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 #include <zstd.h>
 
 #include <cerrno>
@@ -170,10 +170,9 @@ void TraceWriter::write_chunk(uint32_t kind, std::span<const uint8_t> raw, bool 
     size = raw.size();
     if (size) std::memcpy(contents, raw.data(), size);
   }
-  uint32_t crc = static_cast<uint32_t>(crc32_z(0, contents, size));
+  uint32_t crc = libdeflate_crc32(0, contents, size);
   ChunkHeader header{kChunkMagic, kind, static_cast<uint32_t>(size), static_cast<uint32_t>(raw.size()), crc, 0};
-  header.header_crc =
-      static_cast<uint32_t>(crc32_z(0, reinterpret_cast<uint8_t*>(&header), offsetof(ChunkHeader, header_crc)));
+  header.header_crc = libdeflate_crc32(0, &header, offsetof(ChunkHeader, header_crc));
   std::memcpy(packed_.data(), &header, sizeof header);
   write_all({packed_.data(), sizeof header + size});
 }

@@ -174,6 +174,18 @@ bool Recorder::poll() {
   return all != 0;
 }
 
+// Goes to the next processor, and may go on to any from there: else the one thread whose processor this is would pay for all.
+void move_on(const cpu_set_t& allowed) {
+  int now = sched_getcpu(), next = now;
+  do next = (next + 1) % CPU_SETSIZE;
+  while (next != now && !CPU_ISSET(next, &allowed));
+  if (now < 0 || next == now) return;
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(next, &only);
+  if (sched_setaffinity(0, sizeof only, &only) == 0) (void)sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 // Where every processor is busy, the time that a record costs here is time that the program does not get.
 void Recorder::choose_hurry(int64_t now) {
   last_look_ns_ = now;
@@ -183,8 +195,10 @@ void Recorder::choose_hurry(int64_t now) {
   for (int i = 0; i < 3; i++) file >> load;
   file >> running;  // "running/all"; this thread is one of them
   cpu_set_t allowed;
-  if (file && sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-    writer_.set_hurry(running > static_cast<unsigned>(CPU_COUNT(&allowed)));
+  if (!file || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  bool all_busy = running > static_cast<unsigned>(CPU_COUNT(&allowed));
+  writer_.set_hurry(all_busy);
+  if (all_busy) move_on(allowed);
 }
 
 void Recorder::choose_pause(int64_t now, uint64_t fullest) {

@@ -8,18 +8,18 @@ setup() {
 #include <stdio.h>
 __attribute__((noinline)) void leaf(long x) { __asm__ volatile("" ::"r"(x)); }
 static void* work(void* a) {
-  for (long i = 0; i < 5000000; i++) leaf(i);
+  for (long i = 0; i < CALLS; i++) leaf(i);
   return a;
 }
 int main(void) {
-  pthread_t t[2];
-  for (int i = 0; i < 2; i++) pthread_create(&t[i], 0, work, 0);
-  for (int i = 0; i < 2; i++) pthread_join(t[i], 0);
+  pthread_t t[THREADS];
+  for (int i = 0; i < THREADS; i++) pthread_create(&t[i], 0, work, 0);
+  for (int i = 0; i < THREADS; i++) pthread_join(t[i], 0);
   puts("done");
   return 3;
 }
 C
-  gcc -O2 two.c -o two -pthread
+  gcc -O2 -DCALLS=5000000 -DTHREADS=2 two.c -o two -pthread
 }
 
 # The recorder's last words ($1) and the report name the same number of events that the file lacks, and why ($2); neither
@@ -36,6 +36,25 @@ check_left_out() {
   same_as_untraced -f leaf -- ./two
   [ "$(calls_of leaf)" = 10000000 ]
   grep -q '10000000 calls of 1 function (0 refused), 0 lost, waited [0-9.]* s' traced.err.all
+}
+
+@test "while every processor is busy the recorder goes from one to the next, so that no thread alone makes way for it" {
+  allowed=$(taskset -cp $$ | sed 's/.*: //')
+  [ "$(nproc)" -gt 1 ] || skip "one processor"
+  gcc -O2 -DCALLS=60000000 -DTHREADS="$(nproc)" two.c -o many -pthread
+  "$SONDE" record -o trace -f leaf -- ./many >out 2>err 3>&- &
+  recorder=$!
+  sleep 1
+  grep -q nr_migrations "/proc/$recorder/sched" || { kill $recorder; skip "this kernel does not count migrations"; }
+  before=$(sed -n 's/.*nr_migrations.*: *//p' "/proc/$recorder/sched")
+  sleep 0.5
+  moves=$(($(sed -n 's/.*nr_migrations.*: *//p' "/proc/$recorder/sched") - before))
+  after=$(taskset -cp $recorder | sed 's/.*: //')
+  kill $(pgrep -P $recorder)
+  wait $recorder || true
+  echo "$moves moves in half a second"
+  [ "$moves" -gt 10 ]
+  [ "$after" = "$allowed" ]
 }
 
 @test "two threads at full speed: --drop counts every record that it drops" {
