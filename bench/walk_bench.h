@@ -30,5 +30,7 @@ void map_tables();
 void end_frame_pointers_at(uint64_t fp);
 // Of sonde's last walk of this thread: every frame reliable, to the outermost.
 bool last_was_whole();
+// How many of sonde's walks of this thread the short way (core/walk/usual_steps.h) did not carry to the end.
+uint64_t left_by_the_short_way();
 
 }  // namespace sonde::bench

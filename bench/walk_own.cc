@@ -26,7 +26,7 @@ RowCache* rows;
 struct ThisThread {
   AddrRange stack;
 
-  uint64_t last_fp;
+  uint64_t last_fp, left;
   bool whole;
   Frame frames[kMostFrames];
 };
@@ -72,7 +72,7 @@ unsigned walk_long(const Here& h, bool reliable_only, uint64_t* out) {
   auto load = [](uint64_t address, uint64_t* value) { return *value = RawMemory::load(Addr(address)), true; };
   UsualState state{h.pc, h.sp, h.rbp, packed_kind(Source::regs_pc, 0, false), t.stack};
   uint64_t* end = usual_steps<X86_64>(arena, *rows, load, false, &state, out, out + kMostFrames);
-  if (!state.ended) return walk_long(h, reliable_only, out);
+  if (!state.ended) return t.left++, walk_long(h, reliable_only, out);
   t.whole = true;
   return static_cast<unsigned>(end - out);
 }
@@ -184,6 +184,7 @@ void begin_thread() {
 }
 void end_frame_pointers_at(uint64_t fp) { self->last_fp = fp; }
 bool last_was_whole() { return self->whole; }
+uint64_t left_by_the_short_way() { return self->left; }
 
 std::vector<Walker> own_walkers() {
   return {{.name = "frame pointers (limit)", .walk = frame_pointers, .frame_pointers = true},

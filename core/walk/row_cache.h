@@ -3,10 +3,14 @@
 // never emptied, since a new arena has a new one. Signal-safe, no locks: a word is read and written whole and says itself
 // of which pc it speaks. Of two writers at one place at once, one is forgotten.
 //
-//   57         31 30     25 24                 1   0    reference: (row - arena) / 4, kOutermost or kSignalReturn; 0:
+//   59         32 31     25 24                 1   0    reference: (row - arena) / 4, kOutermost or kSignalReturn; 0:
 //  +-------------+---------+--------------------+-----+ empty. exact: the pc is no return address. The place is pc's bits
-//  | pc >> 20    | pc & 63 | reference          |exact| 5..19, mixed with those above, or the one beside it: place and tag
-//  +-------------+---------+--------------------+-----+ tell pcs apart exactly, and calls near each other lie side by side.
+//  | pc >> 19    | pc & 127| reference          |exact| 4..18, mixed with those above, or another of the same line of the
+//  +-------------+---------+--------------------+-----+ processor's cache: line and tag tell pcs apart exactly.
+//
+// So 128 bytes of code share eight words: calls near each other lie side by side, and as long as there are no more than eight
+// of them none drives another out, wherever in those bytes they stand. Code rarely has a call every 16 bytes; where one stands
+// every 32, lines are half full, and chance, as of where a linker puts code, decides nothing.
 //
 // Rows that most frames have are kept decoded as well, which spares a walk two dependent loads (UsualRow).
 #pragma once
@@ -52,24 +56,27 @@ struct UsualRow {
 };
 
 struct RowCache {
-  static constexpr unsigned kPlaceBits = 15, kLowBits = 5, kTagShift = 25, kReferenceBits = 24;
+  static constexpr unsigned kPlaceBits = 15, kLowBits = 4, kLineBits = 3, kTagShift = 25, kReferenceBits = 24;
   static constexpr uint32_t kOutermost = 1, kSignalReturn = 2;  // no row lies there: the arena begins with its header
   static constexpr uint64_t kMaxPc = uint64_t{1} << 47;
   static constexpr uint64_t kMaxDistance = uint64_t{4} << kReferenceBits;  // of a row from the arena's start
   static constexpr uint64_t kExact = UsualRow::kExact;
-  using Words = uint64_t[uint64_t{1} << kPlaceBits];  // beginning at a multiple of 16
+  using Words = uint64_t[uint64_t{1} << kPlaceBits];  // beginning at a multiple of 64
 
   alignas(64) Words usual = {};
   Words references = {};
   uint64_t generation = 0;  // of the arena that the words mean; 0: of the first that comes
+  uint64_t drawn = 0;
 
   static constexpr uint64_t place(uint64_t pc) {
     return (pc >> kLowBits ^ pc >> (kLowBits + kPlaceBits)) & ((uint64_t{1} << kPlaceBits) - 1);
   }
-  static constexpr uint64_t beside(uint64_t place) { return place ^ 1; }
+  // The other places that a word may stand at, for each i in [1, kLine), the first to look at first.
+  static constexpr uint64_t kLine = 1 << kLineBits;
+  static constexpr uint64_t beside(uint64_t place, uint64_t i) { return place ^ i; }
   static constexpr uint64_t tag(uint64_t pc) {
-    constexpr unsigned kBeside = kLowBits + 1;  // the bit that tells places side by side apart is in the tag too
-    return pc >> (kLowBits + kPlaceBits) << kBeside | (pc & ((uint64_t{1} << kBeside) - 1));
+    constexpr unsigned kBits = kLowBits + kLineBits;  // those that tell places of a line apart are in the tag too
+    return pc >> (kLowBits + kPlaceBits) << kBits | (pc & ((uint64_t{1} << kBits) - 1));
   }
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
 
@@ -84,8 +91,8 @@ struct RowCache {
   // The reference of the row, 0 if it is not known.
   uint32_t find(CodeAddr code) const {
     const uint64_t pc = code.pc.value, exact = code.is_return ? 0 : kExact;
-    for (uint64_t at : {place(pc), beside(place(pc))}) {
-      uint64_t word = load(references[at]);
+    for (uint64_t i = 0; i < kLine; i++) {
+      uint64_t word = load(references[beside(place(pc), i)]);
       if (word >> kTagShift != tag(pc) || (word & kExact) != exact) continue;
       return static_cast<uint32_t>(word >> 1 & ((1u << kReferenceBits) - 1));
     }
@@ -101,12 +108,27 @@ struct RowCache {
   }
 
  private:
-  // The newest word stands at its place, the one before it beside that.
-  static void put(Words& words, uint64_t at, uint64_t word) {
+  // The newest word stands at its place. The one before it goes beside that, if need be in another's stead: whose, is drawn, so
+  // that no few of them drive each other out in turns for ever.
+  void put(Words& words, uint64_t at, uint64_t word) {
     constexpr uint64_t kWhose = ~uint64_t{0} << kTagShift | kExact;
     uint64_t first = load(words[at]);
-    if (first && (first ^ word) & kWhose) __atomic_store_n(&words[beside(at)], first, __ATOMIC_RELAXED);
+    if (first && (first ^ word) & kWhose) {
+      uint64_t i = 1;
+      for (; i < kLine; i++) {
+        uint64_t other = load(words[beside(at, i)]);
+        if (!other || !((other ^ word) & kWhose)) break;
+      }
+      if (i == kLine) i = 1 + draw() % (kLine - 1);
+      __atomic_store_n(&words[beside(at, i)], first, __ATOMIC_RELAXED);
+    }
     __atomic_store_n(&words[at], word, __ATOMIC_RELAXED);
+  }
+  // Of two who draw at once both may get the same.
+  uint64_t draw() {
+    uint64_t mine = load(drawn) + 1;
+    __atomic_store_n(&drawn, mine, __ATOMIC_RELAXED);
+    return mine * 0x9e3779b97f4a7c15 >> 32;
   }
 };
 

@@ -90,8 +90,12 @@ template <class Isa, class Out, class Load>
     };
     uint64_t word = RowCache::load(cache.usual[place]);
     if (__builtin_expect(is_other(word) != 0, 0)) {
-      word = RowCache::load(cache.usual[RowCache::beside(place)]);
-      if (is_other(word)) {
+      uint64_t i = 0;
+      do {
+        if (++i == RowCache::kLine) break;
+        word = RowCache::load(cache.usual[RowCache::beside(place, i)]);
+      } while (is_other(word));
+      if (i == RowCache::kLine) {
         state->unknown = true;
         break;
       }
