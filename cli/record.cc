@@ -20,6 +20,7 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "host/image/select.h"
+#include "host/plan/places.h"
 #include "host/target/attach.h"
 #include "host/target/exec_watch.h"
 #include "host/target/launch.h"
@@ -40,7 +41,7 @@ constexpr auto kUnsaidWait = std::chrono::milliseconds(300), kMomentAfterInterru
 constexpr uint64_t kTreeBytes = 4 << 20;  // of a thread, with --sum: about 28,000 nodes
 
 struct Options {
-  std::vector<std::string> command, functions;
+  std::vector<std::string> command, functions, places;
   std::string output = "sonde.trace", max_size;
   int pid = 0;  // of the process to attach to; else `command` is launched
   bool stacks = false, drop = false, sum = false, force_trap = false, no_trap = false, quiet = false;
@@ -129,6 +130,38 @@ uint64_t parse_size(const std::string& text) {
   return value << (10 * power);
 }
 
+// What is to be probed: functions, instructions, or both.
+class Wanted {
+ public:
+  Wanted(const std::vector<std::string>& functions, const std::vector<std::string>& places)
+      : functions_(require(Selection::parse(functions))),
+        places_(require(Places::parse(places))),
+        with_functions_(!functions.empty() || places.empty()) {}
+
+  host::Result<Chosen> choose(const LoadedImage& loaded, bool is_program) {
+    Chosen chosen;
+    if (with_functions_) chosen.functions = functions_.select(*loaded.image, is_program);
+    chosen.points = SONDE_TRY(places_.find(loaded, is_program));
+    return chosen;
+  }
+  std::optional<host::Error> unmatched(std::span<const std::shared_ptr<const Image>> images) const {
+    if (auto error = places_.unmatched(images)) return error;
+    return with_functions_ ? functions_.unmatched(images) : std::nullopt;
+  }
+  // Patterns and places that found nothing so far.
+  std::vector<std::string> waiting() const {
+    auto texts = with_functions_ ? functions_.waiting() : std::vector<std::string>();
+    for (std::string& text : places_.waiting()) texts.push_back(std::move(text));
+    return texts;
+  }
+  std::vector<std::string> notes() const { return functions_.notes(); }
+
+ private:
+  Selection functions_;
+  Places places_;
+  bool with_functions_;  // a place alone means no function
+};
+
 class Recording {
  public:
   Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
@@ -139,13 +172,13 @@ class Recording {
     if (options_.sum && options_.drop)
       throw CommandError{
           {"--drop and --sum exclude each other: with --sum there are no records that could be dropped", 2}};
-    Selection selection = require(Selection::parse(options_.functions));
-    if (options_.pid) attach_and_record(selection);
-    else launch_and_record(selection);
+    Wanted wanted(options_.functions, options_.places);
+    if (options_.pid) attach_and_record(wanted);
+    else launch_and_record(wanted);
   }
 
  private:
-  void launch_and_record(Selection& selection) {
+  void launch_and_record(Wanted& wanted) {
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
     SessionOptions session_options = this->session_options();
@@ -163,9 +196,9 @@ class Recording {
     // The program stands before its first constructor. Nothing below may leave it half prepared: on an error it is ended.
     program_pid = launched.pid;
     std::optional<Progress> progress(std::in_place, options_.quiet);
-    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
-      auto chosen = selection.select(*loaded.image, is_program);
-      if (progress) progress->add(chosen.size());
+    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
+      auto chosen = wanted.choose(loaded, is_program);
+      if (progress && chosen) progress->add(chosen->functions.size() + chosen->points.size());
       return chosen;
     };
     TargetOptions target_options{.stacks = options_.stacks,
@@ -177,7 +210,7 @@ class Recording {
       require(target_->install(launched.tracee, session_fd, presence_fd, session_->header()));
       require(target_->update(launched.tracee, selector));
       progress.reset();
-      require_match(selection);
+      require_match(wanted);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
     } catch (...) {
       kill(launched.pid, SIGKILL);
@@ -194,22 +227,22 @@ class Recording {
     Service service(*target_, session_->header(), selector, [this](pid_t pid) { take_in_flight(pid); });
     int wait_status = attend(service, execs);
     if (wait_status >= 0) attend_children(service);
-    note_waiting(selection);
+    note_waiting(wanted);
     stop_recording();
     finish(service, wait_status);
     if (wait_status >= 0) pass_on(wait_status);
   }
 
   // A program that runs: the agent goes in, calls are recorded until Ctrl-C, or while a command runs, and all is taken out.
-  void attach_and_record(Selection& selection) {
+  void attach_and_record(Wanted& wanted) {
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
     pid_t pid = require(check_attachable(options_.pid, agent));
     watch_signals();
     std::optional<Progress> progress(std::in_place, options_.quiet);
-    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<std::vector<uint32_t>> {
-      auto chosen = selection.select(*loaded.image, is_program);
-      if (progress) progress->add(chosen.size());
+    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
+      auto chosen = wanted.choose(loaded, is_program);
+      if (progress && chosen) progress->add(chosen->functions.size() + chosen->points.size());
       return chosen;
     };
     Attached attached = put_agent_into(pid, agent);
@@ -217,7 +250,7 @@ class Recording {
     try {
       require(target_->arm_running(selector, &pause));
       progress.reset();
-      require_match(selection);
+      require_match(wanted);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
     } catch (...) {
       if (auto left = target_->detach(pid, attached.agent_handle, &pause); !left || !left->empty())
@@ -233,7 +266,7 @@ class Recording {
            options_.command.empty() ? "Ctrl-C ends it" : "until the command ends");
     Service service(*target_, session_->header(), selector, [this](pid_t ending) { take_in_flight(ending); });
     int command_status = attend_attached(service);
-    note_waiting(selection);
+    note_waiting(wanted);
     stop_attached();
     take_out(attached.agent_handle, &pause);
     service.note_pause(pause);
@@ -311,17 +344,17 @@ class Recording {
     }
   }
 
-  void note_waiting(const Selection& selection) {
-    for (const std::string& pattern : selection.waiting())
+  void note_waiting(const Wanted& wanted) {
+    for (const std::string& pattern : wanted.waiting())
       meta_.notes.push_back(
-          fmt::format("{} matched nothing: no such file was loaded, or it has no such function", pattern));
+          fmt::format("{} matched nothing: no such file was loaded, or it has no such function or place", pattern));
   }
 
   // A pattern that nothing matches is a mistake; it is told before the program has run.
-  void require_match(const Selection& selection) {
+  void require_match(const Wanted& wanted) {
     std::vector<std::shared_ptr<const Image>> images;
     for (const TargetImage& image : target_->images()) images.push_back(image.loaded.image);
-    if (auto error = selection.unmatched(images)) {
+    if (auto error = wanted.unmatched(images)) {
       const std::string& program = options_.command.front();
       if (std::string interpreter = script_interpreter(program); !interpreter.empty())
         error->message += printable(fmt::format(
@@ -329,7 +362,7 @@ class Recording {
       throw CommandError{*error};
     }
     if (options_.quiet) return;
-    for (const std::string& note : selection.notes()) tell("sonde: note: {}\n", printable(note));
+    for (const std::string& note : wanted.notes()) tell("sonde: note: {}\n", printable(note));
   }
 
   void start_trace(pid_t pid) {
@@ -361,14 +394,25 @@ class Recording {
     auto sites = target_->sites();
     for (; written_sites_ < sites.size(); written_sites_++) {
       const TargetSite& site = sites[written_sites_];
-      auto functions = images[site.image].loaded.image->functions();
-      std::string name = site.function == kNoFunction ? "" : functions[site.function].name;
+      std::string name = raw_name(images[site.image].loaded, site);
       bool refused = site.plan.method == Method::refused;
       added.push_back({site.image, site.plan.entry.value, std::move(name), refused ? "" : describe(site.plan.method),
                        refused ? fmt::format("{} (at +{})", describe(site.plan.refusal), site.plan.refusal_offset) : "",
-                       site.plan.no_hijack == NoHijack::none ? "" : describe(site.plan.no_hijack), site.internal});
+                       site.plan.no_hijack == NoHijack::none ? "" : describe(site.plan.no_hijack), site.internal,
+                       site.plan.is_point()});
+      if (refused && site.plan.is_point() && !options_.quiet)
+        tell("sonde: note: the instruction at {} is not probed: {}\n",
+             printable(point_name(*images[site.image].loaded.image, images[site.image].loaded.to_image(site.plan.entry))),
+             describe(site.plan.refusal));
     }
     writer_->sites(added);
+  }
+
+  static std::string raw_name(const LoadedImage& loaded, const TargetSite& site) {
+    if (site.function == kNoFunction) return "";
+    const Function& function = loaded.image->functions()[site.function];
+    if (!site.plan.is_point() || function.name.empty()) return function.name;
+    return fmt::format("{}+{:#x}", function.name, site.plan.entry - loaded.to_target(function.range.begin));
   }
 
   void serve(Service& service) {
@@ -581,6 +625,11 @@ void add_record(CLI::App& app, int& status) {
   command->add_option("-f,--function", options->functions, "Functions to probe: GLOB, MODULE:GLOB, !GLOB (repeatable)")
       ->allow_extra_args(false)
       ->type_name("PATTERN");
+  command->add_option("--at", options->places,
+                      "An instruction to probe: SYMBOL+OFFSET, FILE:LINE, 0xADDRESS, each after MODULE: or without, "
+                      "MODULE:0xFILEOFFSET (repeatable)")
+      ->allow_extra_args(false)
+      ->type_name("PLACE");
   command->add_flag("-s,--stack", options->stacks, "Record a stack for each hit");
   command->add_option("-o,--output", options->output, "The trace file")->type_name("FILE")->capture_default_str();
   command->add_option("--max-size", options->max_size, "Write no more than this (500M, 2G); the rest is counted")
@@ -605,7 +654,7 @@ void add_record(CLI::App& app, int& status) {
   command->positionals_at_end();
   command->prefix_command(false);
   command->footer(
-      "Without -f: every function of the program itself. A pattern without MODULE is looked for in the program, and "
+      "Without -f and --at: every function of the program itself. A pattern without MODULE is looked for in the program, and "
       "only\n"
       "if that has none in its libraries; *:GLOB means all of them. NAME@V1 is one version of a symbol.\n"
       "Forked children are recorded to the end of the last one, daemons too: Ctrl-C ends the recording, not them. A\n"
@@ -615,6 +664,7 @@ void add_record(CLI::App& app, int& status) {
       "  sonde record ./app args\n"
       "  sonde record -f 'net::*' -f '!net::debug*' -s ./app args\n"
       "  sonde record -f 'libsqlite3.so.0:sqlite3_*' sqlite3 test.db 'select 1'\n"
+      "  sonde record --at parse+0x1c --at reader.c:120 ./app       instructions: how often, from where (-s)\n"
       "  sonde record --sum ./server    call tree, counts and times for hours; no single calls\n"
       "  sonde record -o /tmp/t -- ls -l\n"
       "  sonde record -p 4711                 a process that runs, until Ctrl-C\n"

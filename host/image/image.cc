@@ -267,6 +267,13 @@ std::vector<SourceRow> Image::source_rows(ImageAddr addr) const {
   return impl_->lines ? impl_->lines->rows(addr) : std::vector<SourceRow>{};
 }
 
+LineCode Image::line_code(const std::string& file, unsigned line) const {
+  impl_->read_once();
+  std::call_once(impl_->lines_once, [this] { impl_->open_lines(); });
+  std::lock_guard lock(impl_->reading);
+  return impl_->lines ? impl_->lines->code_of(file, line) : LineCode{};
+}
+
 std::string Image::debug_problem() const {
   std::lock_guard lock(impl_->reading);
   return impl_->debug_problem.empty() ? "" : fmt::format("{}: {}", impl_->path, impl_->debug_problem);

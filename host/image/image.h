@@ -65,6 +65,13 @@ struct SourceRow {
   bool inlined = false;
 };
 
+// Where the code of a source line is.
+struct LineCode {
+  bool file_known = false;  // some code is of that file
+  unsigned line = 0;  // the one asked for or, if that has no code, the next one of the file that has; 0: there is none
+  std::vector<ImageAddr> addresses;  // where statements of it begin, ascending
+};
+
 class Image {
  public:
   // Opens an ELF file (or a vDSO in memory). An error says what is wrong with the file.
@@ -104,6 +111,8 @@ class Image {
   // Source lines of an instruction, innermost first; for a return address give the byte before it. Empty without debug
   // information, here or in a debug file. The last row is the function that find() gives.
   std::vector<SourceRow> source_rows(ImageAddr addr) const;
+  // Of the files whose path is `file` or ends in "/" + `file`.
+  LineCode line_code(const std::string& file, unsigned line) const;
   // Why debug information was not used though there is some: a debug file of another build, say. "" mostly.
   std::string debug_problem() const;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include "host/image/symbols.h"
 
@@ -63,6 +64,30 @@ std::string_view without_clone_suffix(std::string_view raw) {
     if (std::ranges::find(kSuffixes, raw.substr(dot + 1, end - dot - 1)) == kSuffixes.end()) return raw;
     raw = raw.substr(0, dot);
   }
+}
+
+size_t module_end(std::string_view text) {
+  int brackets = 0;
+  for (size_t i = 0; i < text.size(); i++) {
+    if (text[i] == '[') brackets++;
+    else if (text[i] == ']' && brackets > 0) brackets--;
+    else if (text[i] == ':' && brackets == 0) {
+      if (i + 1 >= text.size() || text[i + 1] != ':') return i;
+      i++;
+    }
+  }
+  return text.npos;
+}
+
+ModuleGlob::ModuleGlob(std::string written) : text(std::move(written)) {
+  std::error_code ignored;
+  if (text.find('/') != text.npos) file = std::filesystem::canonical(text, ignored).string();
+}
+
+bool ModuleGlob::matches(const Image& image) const {
+  if (text.find('/') != text.npos) return file == image.path() || matches_glob(text, image.path());
+  std::string base = base_name(image.path());
+  return matches_glob(text, base) || matches_glob(text + ".*", base) || matches_glob(text, std::string(image.soname()));
 }
 
 bool matches_glob(const std::string& glob, const std::string& name) {

@@ -16,6 +16,19 @@ std::string base_name(std::string_view path);
 std::string without_parameters(std::string_view demangled);
 // "fn.constprop.0" -> "fn": a compiler's clone counts as the function it was made of.
 std::string_view without_clone_suffix(std::string_view raw);
+// Where the module of "module:name" ends: at a single colon, as "::" belongs to a C++ name and brackets to a glob or an ABI tag;
+// npos: there is none.
+size_t module_end(std::string_view text);
+// A module as a person writes it and, if it is the path of a file, that file as processes' maps name it.
+struct ModuleGlob {
+  std::string text, file;
+  ModuleGlob() = default;
+  explicit ModuleGlob(std::string written);
+  bool empty() const { return text.empty(); }
+  // By base name, soname or, with a slash, path. libx.so and libx.so.0 are also meant where the file is libx.so.0.8.6.
+  bool matches(const Image& image) const;
+};
+
 // *, ?, [..]; a name that is the pattern letter by letter matches also where it contains brackets ("operator[]").
 bool matches_glob(const std::string& glob, const std::string& name);
 

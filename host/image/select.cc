@@ -11,20 +11,6 @@
 namespace sonde::host {
 namespace {
 
-// Where a single colon ends the module; "::" belongs to a C++ name, brackets to a glob or an ABI tag.
-size_t module_end(std::string_view text) {
-  int brackets = 0;
-  for (size_t i = 0; i < text.size(); i++) {
-    if (text[i] == '[') brackets++;
-    else if (text[i] == ']' && brackets > 0) brackets--;
-    else if (text[i] == ':' && brackets == 0) {
-      if (i + 1 >= text.size() || text[i + 1] != ':') return i;
-      i++;
-    }
-  }
-  return text.npos;
-}
-
 const char* why_not_entered(const Function& f) {
   if (f.cold_part) return "is a split-off part, entered by jumps";
   if (f.label) return "is a label, not a function";
@@ -48,17 +34,13 @@ Result<Selection::Pattern> Selection::parse_one(const std::string& text) {
   pattern.text = pattern.name = text;
   if (pattern.name.starts_with('!')) pattern.exclude = true, pattern.name.erase(0, 1);
   if (size_t colon = module_end(pattern.name); colon != std::string::npos) {
-    pattern.module = pattern.name.substr(0, colon);
+    pattern.module = ModuleGlob(pattern.name.substr(0, colon));
     pattern.name.erase(0, colon + 1);
     if (pattern.module.empty())
       return fail(
           fmt::format("pattern '{}' has nothing before its colon: write MODULE:GLOB, or *:GLOB for all files", text),
           2);
   }
-  // Processes' maps name files without their links.
-  std::error_code ignored;
-  if (pattern.module.find('/') != std::string::npos)
-    pattern.file = std::filesystem::canonical(pattern.module, ignored).string();
   if (pattern.name.empty())
     return fail(fmt::format("pattern '{}' names no function: write * for all of them", text), 2);
   pattern.wildcard = pattern.name.find_first_of("*?[") != std::string::npos;
@@ -72,15 +54,6 @@ Result<Selection> Selection::parse(const std::vector<std::string>& patterns) {
     if (!selection.patterns_.back().exclude) selection.default_set_ = false;
   }
   return selection;
-}
-
-bool Selection::module_matches(const Pattern& pattern, const Image& image) {
-  if (pattern.module.find('/') != std::string::npos)
-    return pattern.file == image.path() || matches_glob(pattern.module, image.path());
-  // libx.so and libx.so.0 are also meant where the mapped file is libx.so.0.8.6.
-  std::string base = base_name(image.path());
-  return matches_glob(pattern.module, base) || matches_glob(pattern.module + ".*", base) ||
-         matches_glob(pattern.module, std::string(image.soname()));
 }
 
 bool Selection::matches(Pattern& pattern, const Image& image, const Function& function,
@@ -113,7 +86,7 @@ std::vector<uint32_t> Selection::select(const Image& image, bool is_program) {
   for (Pattern& pattern : patterns_) {
     // A bare * would otherwise mean the C library where a program has no function at all.
     bool everywhere = pattern.exclude || (!pattern.in_program && pattern.name != "*");
-    bool applies = pattern.module.empty() ? is_program || everywhere : module_matches(pattern, image);
+    bool applies = pattern.module.empty() ? is_program || everywhere : pattern.module.matches(image);
     if (!applies) continue;
     pattern.module_seen = true;
     here.push_back(&pattern);
@@ -165,12 +138,12 @@ std::vector<std::string> Selection::notes() const {
 std::string Selection::why_unmatched(const Pattern& p, std::span<const std::shared_ptr<const Image>> images) const {
   std::vector<const Image*> meant;
   for (auto& image : images)
-    if (p.module.empty() || module_matches(p, *image)) meant.push_back(image.get());
+    if (p.module.empty() || p.module.matches(*image)) meant.push_back(image.get());
   if (meant.empty()) {
     std::vector<std::string> files;
     for (auto& image : images) files.push_back(base_name(image->path()));
-    return fmt::format("no loaded file is called {}; {}{}", p.module, where_it_is_meant(p.module, p.name),
-                       nearest_text(nearest(p.module, files)));
+    return fmt::format("no loaded file is called {}; {}{}", p.module.text, where_it_is_meant(p.module.text, p.name),
+                       nearest_text(nearest(p.module.text, files)));
   }
   if (!p.not_entered.empty()) return p.not_entered;
   const Image* blamed = p.module.empty() && program_ ? program_ : meant.front();
@@ -185,7 +158,7 @@ std::optional<Error> Selection::unmatched(std::span<const std::shared_ptr<const 
   std::string message;
   for (auto& p : patterns_) {
     if (p.exclude || p.found) continue;
-    if (!p.module_seen && !p.file.empty()) continue;
+    if (!p.module_seen && !p.module.file.empty()) continue;
     message += (message.empty() ? "" : ". ") + why_unmatched(p, images);
   }
   bool later = std::ranges::any_of(patterns_, [](auto& p) { return !p.exclude && !p.found; });

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "host/image/image.h"
+#include "host/image/names.h"
 
 namespace sonde::host {
 
@@ -39,8 +40,8 @@ class Selection {
 
  private:
   struct Pattern {
-    std::string text, module, name;  // module "": the program, or else the libraries
-    std::string file;  // what `module` leads to if it is the path of a file
+    std::string text, name;
+    ModuleGlob module;  // empty: the program, or else the libraries
     bool exclude = false, wildcard = false;
     // What select() has seen.
     bool module_seen = false, found = false, in_program = false;
@@ -49,7 +50,6 @@ class Selection {
     std::string not_entered;  // why what it names cannot be probed
   };
   static Result<Pattern> parse_one(const std::string& text);
-  static bool module_matches(const Pattern& pattern, const Image& image);
   static bool matches(Pattern& pattern, const Image& image, const Function& function,
                       const std::vector<struct CallName>& names);
   std::string why_unmatched(const Pattern& pattern, std::span<const std::shared_ptr<const Image>> images) const;

@@ -69,6 +69,10 @@ SourceLine line_at(Dwarf_Die* unit, uint64_t pc) {
   return out;
 }
 
+bool is_path_end(std::string_view path, std::string_view end) {
+  return path.ends_with(end) && (path.size() == end.size() || path[path.size() - end.size() - 1] == '/');
+}
+
 }  // namespace
 
 struct SourceLines::Impl {
@@ -117,6 +121,38 @@ std::unique_ptr<SourceLines> SourceLines::open(const ElfFile& file, std::string*
   auto impl = std::make_unique<Impl>();
   impl->dwarf = dwarf;
   return std::unique_ptr<SourceLines>(new SourceLines(std::move(impl)));
+}
+
+LineCode SourceLines::code_of(const std::string& file, unsigned line) {
+  LineCode code;
+  Dwarf_CU* unit = nullptr;
+  Dwarf_Die die;
+  while (dwarf_get_units(impl_->dwarf, unit, &unit, nullptr, nullptr, &die, nullptr) == 0) {
+    Dwarf_Lines* lines;
+    size_t count;
+    if (dwarf_getsrclines(&die, &lines, &count) != 0) continue;
+    const char* last_path = nullptr;  // libdw gives one file's path always from the same memory
+    bool meant = false;
+    for (size_t i = 0; i < count; i++) {
+      Dwarf_Line* row = dwarf_onesrcline(lines, i);
+      const char* path = dwarf_linesrc(row, nullptr, nullptr);
+      bool statement = false, end = false;
+      int number = 0;
+      Dwarf_Addr address = 0;
+      if (!path || dwarf_lineno(row, &number) != 0 || dwarf_lineaddr(row, &address) != 0) continue;
+      if (path != last_path) last_path = path, meant = is_path_end(path, file);
+      dwarf_linebeginstatement(row, &statement), dwarf_lineendsequence(row, &end);
+      auto its = static_cast<unsigned>(number);
+      if (!meant || end || !address) continue;  // 0: the linker has left the function out
+      code.file_known = true;
+      if (!statement || its < line || (code.line && its > code.line)) continue;
+      if (its != code.line) code.line = its, code.addresses.clear();
+      code.addresses.push_back(ImageAddr(address));
+    }
+  }
+  std::ranges::sort(code.addresses);
+  code.addresses.erase(std::unique(code.addresses.begin(), code.addresses.end()), code.addresses.end());
+  return code;
 }
 
 SourceLines::SourceLines(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

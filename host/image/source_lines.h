@@ -19,6 +19,8 @@ class SourceLines {
 
   // See Image::source_rows.
   std::vector<SourceRow> rows(ImageAddr at);
+  // See Image::line_code.
+  LineCode code_of(const std::string& file, unsigned line);
 
  private:
   struct Impl;

@@ -26,8 +26,10 @@ const char* describe(Refusal refusal) {
     case Refusal::engine: return "part of sonde";
     case Refusal::cold_part: return "a split-off part, entered by jumps";
     case Refusal::data_in_text: return "data among its instructions";
-    case Refusal::system_call: return "it begins with a system call that sonde watches";
+    case Refusal::system_call: return "a system call that sonde watches is or begins there";
     case Refusal::unknown_pads: return "its exception table cannot be read";
+    case Refusal::inside_instruction: return "inside an instruction";
+    case Refusal::function_entry: return "the entry of a function that is probed";
     case Refusal::occupied: return "a thread always stood in it";
     case Refusal::differs: return "the code in memory differs from the file";
   }
@@ -46,6 +48,7 @@ const char* describe(NoHijack reason) {
     case NoHijack::sanitizer_entry: return "entry point of a sanitizer";
     case NoHijack::no_unwinder: return "program with an unwinder that nobody can find";
     case NoHijack::pops_return_address: return "changes its return address";
+    case NoHijack::point: return "an instruction";
   }
   return "?";
 }

@@ -40,7 +40,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
   CodeView view = view_code(loaded);
   auto functions = image.functions();
   ImagePlan plan;
-  plan.sites.resize(request.functions.size());
+  plan.sites.resize(request.functions.size() + request.points.size());
   std::vector<CodeRange> ranges;
   NoHijack whole_image = request.no_hijack != NoHijack::none ? request.no_hijack : no_hijack_in_image(image);
   for (size_t i = 0; i < request.functions.size(); i++) {
@@ -54,14 +54,22 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
     if (site.refusal == Refusal::none)
       site.no_hijack = whole_image != NoHijack::none ? whole_image : no_hijack(view, f, ranges.back());
   }
-  if (request.functions.empty()) {  // most libraries make no system calls either
+  for (size_t i = 0; i < request.points.size(); i++) {
+    SitePlan& site = plan.sites[request.functions.size() + i];
+    site.function = kNoFunction;
+    site.entry = site.patch = loaded.to_target(request.points[i]);
+    site.no_hijack = NoHijack::point;
+  }
+  if (plan.sites.empty()) {  // most libraries make no system calls either
     SystemCalls calls = request.system_calls ? find_system_calls(view, nullptr) : SystemCalls{};
     if (calls.found.empty() && calls.doubtful.empty()) return plan;
   }
   add_landing_pads(loaded, view);
   Planner planner(view, request);
   planner.plan_system_calls(plan);
-  planner.plan(plan.sites, ranges);
+  std::span sites(plan.sites);
+  planner.plan_points(sites.subspan(ranges.size()), ranges);
+  planner.plan(sites.first(ranges.size()), ranges);
   planner.finish(plan);
   return plan;
 }

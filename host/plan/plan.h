@@ -26,6 +26,8 @@ enum class Refusal : uint8_t {
   data_in_text,
   system_call,  // begins with a system call that the engine itself watches
   unknown_pads,  // its exception table cannot be read: exceptions may come back anywhere in it
+  inside_instruction,  // no instruction begins at the point
+  function_entry,  // the point is where a function that is probed begins
   occupied,  // threads always stood in the bytes (found when arming a program that runs)
   differs,  // the code in memory is not what the file holds (found when arming)
 };
@@ -42,6 +44,7 @@ enum class NoHijack : uint8_t {
   sanitized,  // the sanitizers' unwinder follows frame pointers and believes what it finds in return slots
   runtime_scans_stacks,  // its runtime looks up the return addresses on its stacks (V8, HotSpot, Go)
   pops_return_address,  // pops or changes its return slot
+  point,  // an instruction, not a function
 };
 
 struct DetourStep {  // for the walker: where an instruction of the detour stands for
@@ -52,7 +55,7 @@ struct DetourStep {  // for the walker: where an instruction of the detour stand
 
 struct SitePlan {
   uint32_t function;  // index into the image's functions()
-  Addr entry;  // function entry in the target
+  Addr entry;  // function entry in the target; of a point: its instruction
   Addr patch;  // first patched byte (behind a landing pad)
   Method method = Method::refused;
   Refusal refusal = Refusal::none;  // with Method::trap: why no jump fits
@@ -62,6 +65,7 @@ struct SitePlan {
   // round, not a call.
   bool loop_head = false;
   std::vector<uint8_t> original, bytes;  // at `patch`, same length
+  bool is_point() const { return no_hijack == NoHijack::point; }
   std::vector<uint8_t> relied;  // what stands from `patch` on, as far as the plan depends on it; begins as `original`
   // short_jump only: the long jump in padding nearby, written before `bytes` and restored after them. A pc there stands
   // for `patch`.
@@ -84,7 +88,8 @@ struct SystemCallPlan {
 struct PlanRequest {
   const LoadedImage* image;
   std::vector<uint32_t> functions;  // indices into image->image->functions()
-  uint32_t first_site;  // number of the first site; the others follow in order of `functions`
+  std::vector<ImageAddr> points = {};  // instructions to be probed, ascending (host/plan/places.h)
+  uint32_t first_site;  // number of the first site; the others follow in order of `functions`, then of `points`
   Addr entry_trampoline;  // sonde_entry in the target
   std::vector<AddrRange> used;  // occupied address ranges of the target, sorted; detours go elsewhere
   bool allow_traps = false;
@@ -95,7 +100,7 @@ struct PlanRequest {
 };
 
 struct ImagePlan {
-  std::vector<SitePlan> sites;  // one per requested function, same order
+  std::vector<SitePlan> sites;  // one per requested function, then one per point, same order
   std::vector<SystemCallPlan> system_calls;  // by address; numbers of their sites follow those of `sites`
   size_t harmless_system_calls = 0;  // not planned: the agent need not see them
   std::vector<Addr> doubtful;  // may be system calls, in code that cannot be read

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "core/base/check.h"
 #include "core/isa/x86_64_detour.h"
@@ -51,7 +52,7 @@ Planner::Planner(const CodeView& view, const PlanRequest& request)
   reach_begin_ = view.end > kReach - kReachMargin ? view.end - (kReach - kReachMargin) : 0;
   reach_end_ = view.begin + kReach - kReachMargin;
   if (request.system_calls) calls_ = find_system_calls(view_, &targets_);
-  reserve_arena(request.functions.size() + calls_.found.size());
+  reserve_arena(request.functions.size() + request.points.size() + calls_.found.size());
   for (AddrRange r : request.kept) locked_.add(r.begin.value, r.end.value), earlier_.add(r.begin.value, r.end.value);
 }
 
@@ -69,7 +70,7 @@ void Planner::plan_system_calls(ImagePlan& plan) {
   auto harmless = [](const SystemCall& call) { return !is_minded(call.number); };
   plan.harmless_system_calls = std::erase_if(calls_.found, harmless);
   for (const SystemCall& call : calls_.found) targets_.mark(call.at), targets_.add_near(call.code.begin, call.code.end);
-  uint32_t number = request_.first_site + static_cast<uint32_t>(request_.functions.size());
+  uint32_t number = request_.first_site + static_cast<uint32_t>(request_.functions.size() + request_.points.size());
   std::vector<Candidate> candidates;
   plan.system_calls.resize(calls_.found.size());
   for (size_t i = 0; i < calls_.found.size(); i++) {
@@ -87,7 +88,53 @@ void Planner::plan_system_calls(ImagePlan& plan) {
   choose(std::move(candidates), false);
 }
 
-void Planner::plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& functions) {
+void Planner::plan_points(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
+  std::set<uint64_t> entries;  // where the functions' own patches will stand
+  for (CodeRange f : functions) entries.insert(window_at(view_, targets_, f).patch);
+  uint32_t number = request_.first_site + static_cast<uint32_t>(functions.size());
+  std::vector<Candidate> candidates;
+  for (SitePlan& site : sites) {
+    Candidate c{&site, number++, {}, {}};
+    uint64_t at = site.entry.value;
+    size_t f = view_.function_from(at);
+    if (f == view_.functions.size() || at < view_.functions[f].begin) {
+      refuse(c, Refusal::not_code);
+      continue;
+    }
+    c.function = view_.functions[f];
+    site.function = static_cast<uint32_t>(f);
+    targets_.add_near(c.function.begin, c.function.end);
+    Refusal why = check_point(c, at);
+    if (why == Refusal::none && entries.contains(c.window.patch)) why = Refusal::function_entry;
+    if (why != Refusal::none) refuse(c, why);
+    else targets_.mark(c.window.patch), candidates.push_back(std::move(c));
+  }
+  for (Candidate& c : candidates) {
+    c.window = window_inside(view_, targets_, c.function, c.window.patch);
+    c.site->patch = Addr(c.window.patch);
+  }
+  choose(std::move(candidates), request_.force_traps);
+}
+
+// Whether an instruction begins there that a patch may replace; sets window.patch to it.
+Refusal Planner::check_point(Candidate& c, uint64_t at) const {
+  uint64_t pc = c.function.begin;
+  while (pc < at) {
+    auto insn = decode(view_.code_at(pc), pc);
+    if (!insn) return c.window.reason_offset = static_cast<uint32_t>(pc - at), Refusal::data_in_text;
+    pc = insn->next();
+  }
+  auto insn = decode(view_.code_at(at), at);
+  if (pc != at) return Refusal::inside_instruction;
+  if (!insn) return Refusal::not_code;
+  c.window.patch = insn->landing_pad ? insn->next() : at;
+  uint64_t patch = c.window.patch;
+  bool call = std::ranges::find(calls_.found, patch, &SystemCall::at) != calls_.found.end();
+  if (call || changed_.overlaps(patch, patch + 1)) return Refusal::system_call;  // the patch of one may cover what follows
+  return locked_.overlaps(patch, patch + 1) ? Refusal::engine : Refusal::none;
+}
+
+void Planner::plan(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < sites.size(); i++) {
     if (sites[i].refusal != Refusal::none) continue;

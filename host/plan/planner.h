@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <span>
 
 #include "host/plan/address_space.h"
 #include "host/plan/system_calls.h"
@@ -18,8 +19,11 @@ class Planner {
 
   // Those that the request asks for, numbered behind its functions. Comes first: nothing else may move one of these.
   void plan_system_calls(ImagePlan& plan);
+  // Plans sites[i] for the instruction at its `entry`. Comes before the functions of the same image: none of their patches
+  // covers one of these.
+  void plan_points(std::span<SitePlan> sites, std::span<const CodeRange> functions);
   // Plans sites[i] for functions[i]. Sites that are refused already are left alone.
-  void plan(std::vector<SitePlan>& sites, const std::vector<CodeRange>& functions);
+  void plan(std::span<SitePlan> sites, std::span<const CodeRange> functions);
   void finish(ImagePlan& plan) const;
 
  private:
@@ -31,6 +35,7 @@ class Planner {
     uint64_t relied = 0;  // bytes that the detour stands for or a jump reads
   };
   void choose(std::vector<Candidate> candidates, bool force_traps);
+  Refusal check_point(Candidate& c, uint64_t at) const;
   void refuse(Candidate& c, Refusal reason);
   bool plan_jump(Candidate& c);
   bool plan_short_jump(Candidate& c);

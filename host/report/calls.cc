@@ -108,7 +108,7 @@ class Placer {
     while (!stack.open.empty() && stack.open.back().end <= now) leave_innermost(stack, ~0ull);
   }
 
-  void enter(Stack& stack, const Event& event, uint64_t number) {
+  void enter(Stack& stack, const Event& event, uint64_t number, bool point) {
     stack.replaced = 0;
     OpenCall* parent = stack.open.empty() ? nullptr : &stack.open.back();
     OpenCall call{event, event.exit};
@@ -116,9 +116,10 @@ class Placer {
     call.number = number;
     call.kind = event.kind;
     call.entry_only = event.type == RecordType::entry;
+    call.point = point;
     if (parent) {
       if (call.end > parent->end) cut(call, parent->end);
-      call.tail = parent->event.slot == event.slot;
+      call.tail = !point && parent->event.slot == event.slot;
       call.depth = parent->depth + 1;
     }
     call.outermost = ++stack.running[event.site] == 1;
@@ -259,7 +260,8 @@ void CallNester::add(uint32_t index, const Event& event) {
     stack->signal = true;
     thread.signal_stacks.push_back(stack);
   }
-  placer.enter(*stack, event, thread.entered++);
+  bool point = event.site < recording_.sites.size() && recording_.sites[event.site].point;
+  placer.enter(*stack, event, thread.entered++, point);
   thread.last_stack = stack;
 }
 

@@ -29,6 +29,7 @@ struct OpenCall {
   uint64_t children = 0;  // ticks of direct children that were left
   ExitKind kind = ExitKind::returned;
   bool entry_only = false;  // its return was not hooked: no duration
+  bool point = false;  // not even a call: an instruction was reached
   bool tail = false;  // entered by a jump from its parent
   bool outermost = true;  // no other call of the same function runs on this stack
   uint32_t depth = 0;  // 0: root

@@ -110,7 +110,7 @@ class CallsPrinter : public CallVisitor {
         recording_.threads[thread].tid, at(call.event.entry), call.depth,
         parent && parent->context ? std::to_string(parent->context - 1) : "null",
         json_string(recording_.sites[call.event.site].name), call.timed() ? fmt::format("{:.0f}", duration) : "null",
-        call.entry_only ? "not hooked" : exit_word(kind), call.tail);
+        call.point ? "instruction" : call.entry_only ? "not hooked" : exit_word(kind), call.tail);
   }
 
   std::string json_without_call(uint32_t thread, const Event& event) {
@@ -122,7 +122,8 @@ class CallsPrinter : public CallVisitor {
 
   std::string text(const OpenCall& call, const OpenCall* parent, ExitKind kind, double duration) {
     std::string marks, above;
-    if (call.entry_only) marks = "  [return not hooked]";
+    if (call.point) marks = "  [instruction]";
+    else if (call.entry_only) marks = "  [return not hooked]";
     else if (kind != ExitKind::returned) marks = fmt::format("  [{}]", exit_word(kind));
     if (call.tail) marks += "  [tail call]";
     deepest_ = std::max(deepest_, call.depth);

@@ -49,6 +49,13 @@ FunctionKey key_of(const TraceMeta& meta, const TraceSite& site) {
   return {file, site.address - image.bias, site.name, probed};
 }
 
+// "_Z1fv+0x12", of a point, becomes "f()+0x12".
+std::string readable_name(const TraceSite& site) {
+  size_t plus = site.point ? site.name.rfind("+0x") : site.name.npos;
+  if (plus == site.name.npos) return demangle(site.name);
+  return demangle(std::string_view(site.name).substr(0, plus)) + site.name.substr(plus);
+}
+
 // A site of an image that the file does not have (a damaged trace) keeps its address as its name.
 void add_site(Recording& recording, const TraceMeta& meta, uint32_t number, std::map<FunctionKey, uint32_t>& known) {
   const TraceSite& site = meta.sites[number];
@@ -60,9 +67,9 @@ void add_site(Recording& recording, const TraceMeta& meta, uint32_t number, std:
     bias = meta.images[site.image].bias;
   }
   out.name = site.name.empty() ? fmt::format("{}+{:#x}", out.module.empty() ? "?" : out.module, site.address - bias)
-                               : demangle(site.name);
+                               : readable_name(site);
   if (!site.internal) out.method = site.method;
-  out.no_hijack = site.no_hijack;
+  if (out.point = site.point; !out.point) out.no_hijack = site.no_hijack;
   if (auto lost = meta.site_lost.find(number); lost != meta.site_lost.end()) out.lost = lost->second;
   auto [first, added] = known.try_emplace(key_of(meta, site), number);
   out.function = first->second;

@@ -104,7 +104,7 @@ Result<bool> Target::look(Tracee& tracee, const Selector& select, std::vector<Pl
     changed = true;
     for (TargetSite& site : sites_) site.gone |= site.image == i;
   }
-  std::vector<std::pair<uint32_t, std::vector<uint32_t>>> chosen;  // by image
+  std::vector<std::pair<uint32_t, Chosen>> chosen;  // by image
   for (LoadedImage& loaded : now) {
     bool known = std::any_of(images_.begin(), images_.end(),
                              [&](const TargetImage& i) { return !i.gone && same_file(i.loaded, loaded); });
@@ -118,8 +118,8 @@ Result<bool> Target::look(Tracee& tracee, const Selector& select, std::vector<Pl
     chosen.emplace_back(index, SONDE_TRY(select(loaded, loaded.image->path() == program_)));
   }
   if (!changed) return false;  // a library that was loaded already
-  for (auto& [index, functions] : chosen)
-    planned->push_back(SONDE_TRY(plan(tracee, index, std::move(functions), *planned)));
+  for (auto& [index, its] : chosen)
+    planned->push_back(SONDE_TRY(plan(tracee, index, std::move(its), *planned)));
   SONDE_TRY_VOID(decide_traps(tracee, *planned));
   return true;
 }
@@ -173,12 +173,13 @@ Result<std::vector<AddrRange>> Target::used_ranges() const {
 }
 
 // Nothing is written to the target yet, so earlier plans of this update are kept apart by hand.
-Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, std::vector<uint32_t> chosen,
+Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chosen,
                                      std::span<const Planned> before) {
   Planned planned{image, std::move(chosen), SONDE_TRY(event_functions(tracee, images_[image].loaded)), {}};
   PlanRequest request;
   request.image = &images_[image].loaded;
-  request.functions = planned.chosen;
+  request.functions = planned.chosen.functions;
+  request.points = planned.chosen.points;
   for (const auto& [function, flag] : planned.events) request.functions.push_back(function);
   std::sort(request.functions.begin(), request.functions.end());
   request.functions.erase(std::unique(request.functions.begin(), request.functions.end()), request.functions.end());
@@ -195,7 +196,7 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, std::vector
   request.force_traps = options_.force_traps;
   request.system_calls = options_.launched;  // of a process that runs, nobody knows what they did so far
   request.no_hijack = no_hijack_;
-  if (first_site + request.functions.size() > kMaxSites)
+  if (first_site + request.functions.size() + request.points.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));
   planned.plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());
   if (first_site + planned.plan.sites.size() + planned.plan.system_calls.size() > kMaxSites)
@@ -229,7 +230,8 @@ Result<void> Target::arm(Tracee& tracee, Planned& planned) {
     uint32_t function = plan.function;
     auto event = planned.events.find(function);
     uint32_t flag = event == planned.events.end() ? 0 : event->second;
-    bool internal = !std::binary_search(planned.chosen.begin(), planned.chosen.end(), function);
+    bool internal = !std::ranges::binary_search(planned.chosen.functions, function);
+    if (plan.is_point()) flag = 0, internal = false;
     add_site({planned.image, function, std::move(plan), flag, internal, false});
   }
   for (SystemCallPlan& call : planned.plan.system_calls) {

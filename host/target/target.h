@@ -32,7 +32,7 @@ struct TargetImage {
 
 struct TargetSite {
   uint32_t image;     // index into images()
-  uint32_t function;  // index into its functions(), kNoFunction for some system calls
+  uint32_t function;  // index into its functions(), kNoFunction for some system calls and refused points
   SitePlan plan;
   uint32_t event_flag = 0;  // kSiteLoader, kSiteSystemCall and so on: the engine itself acts on its hits
   bool internal = false;    // only the engine does: no records
@@ -48,8 +48,12 @@ struct InFlight {
   AddrRange signal_stack;  // the alternate one that its thread has; empty: none, or not known
 };
 
-// The functions of one image that shall be probed: indices into image.functions().
-using Selector = std::function<Result<std::vector<uint32_t>>(const LoadedImage& image, bool is_program)>;
+// What of one image shall be probed.
+struct Chosen {
+  std::vector<uint32_t> functions;  // indices into image.functions(), ascending
+  std::vector<ImageAddr> points;  // instructions (host/plan/places.h), ascending
+};
+using Selector = std::function<Result<Chosen>(const LoadedImage& image, bool is_program)>;
 
 struct TargetOptions {
   bool stacks = false;  // a stack per hit
@@ -100,11 +104,11 @@ class Target {
   // The plan of an image that was mapped just now, before anything is written.
   struct Planned {
     uint32_t image;
-    std::vector<uint32_t> chosen;
+    Chosen chosen;
     std::map<uint32_t, uint32_t> events;
     ImagePlan plan;
   };
-  Result<Planned> plan(Tracee& tracee, uint32_t image, std::vector<uint32_t> chosen, std::span<const Planned> before);
+  Result<Planned> plan(Tracee& tracee, uint32_t image, Chosen chosen, std::span<const Planned> before);
   void hook_no_returns(NoHijack why);
   Result<void> refuse_differing(Tracee& tracee, SitePlan& site) const;
   Result<bool> look(Tracee& tracee, const Selector& select, std::vector<Planned>* planned);

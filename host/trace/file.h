@@ -35,12 +35,13 @@ struct TraceImage {
 
 struct TraceSite {
   uint32_t image = 0;  // index into images
-  uint64_t address = 0;  // of the function's entry in the target
-  std::string name;  // raw; "" where the file names it nowhere
+  uint64_t address = 0;  // of the function's entry, or the point, in the target
+  std::string name;  // raw; of a point with "+0x12"; "" where the file names it nowhere
   std::string method;  // how it was patched; "" if refused
   std::string refusal;  // why it was not
   std::string no_hijack;  // why its returns are not hooked
   bool internal = false;  // the engine's own
+  bool point = false;  // an instruction, not a function: its hits are no calls
 };
 
 struct TraceThread {

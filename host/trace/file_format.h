@@ -6,7 +6,7 @@
 namespace sonde::host {
 
 constexpr char kTraceMagic[8] = {'S', 'O', 'N', 'D', 'E', 'T', 'R', '1'};
-constexpr uint32_t kTraceVersion = 4;
+constexpr uint32_t kTraceVersion = 5;
 constexpr uint32_t kChunkMagic = 0x4b484353;  // "SCHK"
 constexpr uint32_t kMaxChunkBytes = 64 << 20;
 

@@ -175,7 +175,7 @@ void TraceReader::merge(const std::string& text) {
     for (const json& i : j.value("images", json::array()))
       meta_.images.push_back({i.at("path"), i.at("build_id"), i.at("begin"), i.at("end"), i.at("bias"), i.at("from")});
     for (const json& s : j.value("sites", json::array()))
-      meta_.sites.push_back({s.at(0), s.at(1), s.at(2), s.at(3), s.at(4), s.at(5), s.at(6)});
+      meta_.sites.push_back({s.at(0), s.at(1), s.at(2), s.at(3), s.at(4), s.at(5), s.at(6), s.at(7)});
     if (j.contains("thread")) {
       const json& t = j.at("thread");
       size_t index = t.at("index");

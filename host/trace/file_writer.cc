@@ -207,7 +207,7 @@ void TraceWriter::sites(std::span<const TraceSite> added) {
   for (size_t at = 0; at < added.size(); at += kItemsPerChunk) {
     json list = json::array();
     for (const TraceSite& s : added.subspan(at, std::min(kItemsPerChunk, added.size() - at)))
-      list.push_back({s.image, s.address, s.name, s.method, s.refusal, s.no_hijack, s.internal});
+      list.push_back({s.image, s.address, s.name, s.method, s.refusal, s.no_hijack, s.internal, s.point});
     write_json(kChunkMeta, dump({{"sites", list}}));
   }
 }
