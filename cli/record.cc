@@ -11,16 +11,19 @@
 #include <atomic>
 #include <cctype>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "host/image/select.h"
 #include "host/plan/places.h"
+#include "host/plan/runtime.h"
 #include "host/target/attach.h"
 #include "host/target/exec_watch.h"
 #include "host/target/launch.h"
@@ -44,7 +47,7 @@ struct Options {
   std::vector<std::string> command, functions, places;
   std::string output = "sonde.trace", max_size;
   int pid = 0;  // of the process to attach to; else `command` is launched
-  bool stacks = false, drop = false, sum = false, force_trap = false, no_trap = false, quiet = false;
+  bool stacks = false, drop = false, sum = false, force_trap = false, no_trap = false, quiet = false, json = false;
 };
 
 // Signals that reach sonde while the program runs. Those that somebody sent are passed on; what the terminal sends goes
@@ -167,6 +170,7 @@ class Recording {
   Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
 
   void run() {
+    options_.quiet |= options_.json;
     if (options_.sum && options_.stacks)
       throw CommandError{{"-s and --sum exclude each other: sums have no single hits that a stack could belong to", 2}};
     if (options_.sum && options_.drop)
@@ -402,7 +406,8 @@ class Recording {
                        site.plan.is_point()});
       if (refused && site.plan.is_point() && !options_.quiet)
         tell("sonde: note: the instruction at {} is not probed: {}\n",
-             printable(point_name(*images[site.image].loaded.image, images[site.image].loaded.to_image(site.plan.entry))),
+             printable(
+                 point_name(*images[site.image].loaded.image, images[site.image].loaded.to_image(site.plan.entry))),
              describe(site.plan.refusal));
     }
     writer_->sites(added);
@@ -507,6 +512,17 @@ class Recording {
     }
   }
 
+  void note_small_stacks() {
+    if (!options_.stacks) return;
+    std::set<uint32_t> noted;
+    for (const TargetSite& site : target_->sites()) {
+      const Image& image = *target_->images()[site.image].loaded.image;
+      if (site.internal || !has_small_stacks(image) || !noted.insert(site.image).second) continue;
+      meta_.notes.push_back(
+          fmt::format("functions of {} are recorded without stacks: theirs have no room for a walk", image.path()));
+    }
+  }
+
   // Functions that only a trap could have shown, or did no longer.
   void note_traps() {
     if (!target_->no_traps().empty())
@@ -571,27 +587,50 @@ class Recording {
     recorder_->finish(meta_);
     note_unseen();
     note_traps();
+    note_small_stacks();
     meta_.end = sample_clock();
     meta_.wait_status = wait_status;
     meta_.longest_pause_ns = service.longest_pause_ns();
     writer_->end(meta_);
-    if (options_.quiet) return;
+    tell_the_end();
+  }
+
+  void tell_the_end() {
+    if (options_.quiet && !options_.json) return;
     uint64_t lost = meta_.lost_no_thread_state + meta_.lost_no_ring, waited = meta_.ring_waited_ticks;
     for (const TraceThread& t : meta_.threads) {
       for (uint64_t n : t.lost) lost += n;
       waited += t.waited_ticks;
     }
-    size_t armed = 0, refused = 0;
+    size_t functions = 0, instructions = 0, refused = 0;
     for (const TargetSite& site : target_->sites())
-      if (!site.internal) (site.plan.method == Method::refused ? refused : armed)++;
+      if (!site.internal)
+        (site.plan.method == Method::refused ? refused : site.plan.is_point() ? instructions : functions)++;
+    double waited_ns = static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited)));
+    if (options_.json) {
+      nlohmann::ordered_json out{{"output", options_.output},
+                                 {"calls", recorder_->calls()},
+                                 {"stacks", recorder_->stacks()},
+                                 {"functions", functions},
+                                 {"instructions", instructions},
+                                 {"refused", refused},
+                                 {"lost", lost},
+                                 {"waited_ns", std::llround(waited_ns)},
+                                 {"not_written", writer_->unwritten_records()},
+                                 {"not_written_why", writer_->failure()},
+                                 {"bytes", writer_->bytes()},
+                                 {"notes", meta_.notes}};
+      return tell("{}\n", out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
     std::string stacks = options_.stacks ? fmt::format(" and {}", counted(recorder_->stacks(), "stack")) : "";
+    std::string of = functions || !instructions ? counted(functions, "function") : "";
+    if (instructions) of += (of.empty() ? "" : " and ") + counted(instructions, "instruction");
     // Where the file lacks events, "0 lost" would say the opposite.
     std::string losses = writer_->failure().empty() || lost ? fmt::format(", {} lost", lost) : "";
     if (!writer_->failure().empty())
       losses += fmt::format(", {} not written ({})", writer_->unwritten_records(), writer_->failure());
-    tell("sonde: {}{} of {} ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n", counted(recorder_->calls(), "call"),
-         stacks, counted(armed, "function"), refused, losses,
-         static_cast<double>(TickClock(meta_.start, meta_.end).ns(static_cast<int64_t>(waited))) / 1e9,
+    tell("sonde: {}{} of {} ({} refused){}, waited {:.3f} s; {:.1f} MB in {}\n",
+         counted(recorder_->calls(), functions ? "call" : "hit"), stacks, of, refused, losses, waited_ns / 1e9,
          static_cast<double>(writer_->bytes()) / 1e6, options_.output);
     if (writer_->regular())
       tell("sonde: type `sonde report{}` to see them\n", options_.output == "sonde.trace" ? "" : " " + options_.output);
@@ -625,9 +664,10 @@ void add_record(CLI::App& app, int& status) {
   command->add_option("-f,--function", options->functions, "Functions to probe: GLOB, MODULE:GLOB, !GLOB (repeatable)")
       ->allow_extra_args(false)
       ->type_name("PATTERN");
-  command->add_option("--at", options->places,
-                      "An instruction to probe: SYMBOL+OFFSET, FILE:LINE, 0xADDRESS, each after MODULE: or without, "
-                      "MODULE:0xFILEOFFSET (repeatable)")
+  command
+      ->add_option("--at", options->places,
+                   "An instruction to probe: SYMBOL+OFFSET, FILE:LINE, 0xADDRESS, each after MODULE: or without, "
+                   "MODULE:0xFILEOFFSET (repeatable)")
       ->allow_extra_args(false)
       ->type_name("PLACE");
   command->add_flag("-s,--stack", options->stacks, "Record a stack for each hit");
@@ -647,6 +687,8 @@ void add_record(CLI::App& app, int& status) {
                  "where a jump takes nanoseconds; an error where traps are not safe")
       ->excludes(no_trap);
   command->add_flag("-q,--quiet", options->quiet, "Print nothing of its own");
+  command->add_flag("--json", options->json,
+                    "At the end one line of JSON on standard error, and else nothing of its own");
   auto* pid = command->add_option("-p,--pid", options->pid,
                                   "Record a process that runs, until Ctrl-C or while the command given runs");
   pid->type_name("PID")->excludes("--force-trap");
@@ -654,7 +696,8 @@ void add_record(CLI::App& app, int& status) {
   command->positionals_at_end();
   command->prefix_command(false);
   command->footer(
-      "Without -f and --at: every function of the program itself. A pattern without MODULE is looked for in the program, and "
+      "Without -f and --at: every function of the program itself. A pattern without MODULE is looked for in the "
+      "program, and "
       "only\n"
       "if that has none in its libraries; *:GLOB means all of them. NAME@V1 is one version of a symbol.\n"
       "Forked children are recorded to the end of the last one, daemons too: Ctrl-C ends the recording, not them. A\n"
@@ -667,6 +710,7 @@ void add_record(CLI::App& app, int& status) {
       "  sonde record --at parse+0x1c --at reader.c:120 ./app       instructions: how often, from where (-s)\n"
       "  sonde record --sum ./server    call tree, counts and times for hours; no single calls\n"
       "  sonde record -o /tmp/t -- ls -l\n"
+      "  sonde record --json -- make 2>&1 >/dev/null | tail -1    what was recorded, for scripts\n"
       "  sonde record -p 4711                 a process that runs, until Ctrl-C\n"
       "  sonde record -f '*:send*' -p 4711 -- sleep 10    the same for ten seconds\n"
       "The exit status is the program's own; with -p that of the command, or 0.");

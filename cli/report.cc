@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "host/image/image.h"
 #include "host/report/open.h"
 #include "host/report/view.h"
 
@@ -65,6 +66,9 @@ void run(Options& options, const CLI::App& command) {
                : options.folded ? host::print_folded
                                 : host::print_tree;
   require(print(recording, options.view, stdout));
+  if (!options.folded) return;
+  for (const std::string& note : recording.notes)
+    tell("sonde: note: {}\n", host::printable(note));  // no footer says it
 }
 
 }  // namespace

@@ -80,8 +80,8 @@ class Image {
 
   const std::string& path() const;
   std::string_view build_id() const;  // lower-case hex; "" if the file has none
-  uint16_t machine() const;           // EM_*
-  uint16_t type() const;              // ET_EXEC, ET_DYN
+  uint16_t machine() const;  // EM_*
+  uint16_t type() const;  // ET_EXEC, ET_DYN
   ImageAddr entry() const;
   std::optional<std::string> interpreter() const;
   std::string_view soname() const;  // DT_SONAME, "" if none

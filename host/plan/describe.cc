@@ -28,6 +28,7 @@ const char* describe(Refusal refusal) {
     case Refusal::data_in_text: return "data among its instructions";
     case Refusal::system_call: return "a system call that sonde watches is or begins there";
     case Refusal::unknown_pads: return "its exception table cannot be read";
+    case Refusal::small_stacks: return "its stacks have no room for sums";
     case Refusal::inside_instruction: return "inside an instruction";
     case Refusal::function_entry: return "the entry of a function that is probed";
     case Refusal::occupied: return "a thread always stood in it";

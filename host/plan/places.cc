@@ -22,9 +22,7 @@ std::optional<uint64_t> number_in(std::string_view text) {
   return value;
 }
 
-bool is_decimal(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-}
+bool is_decimal(std::string_view text) { return !text.empty() && text.find_first_not_of("0123456789") == text.npos; }
 
 std::optional<ImageAddr> at_file_offset(const Image& image, uint64_t offset) {
   for (const Segment& s : image.segments())
@@ -64,7 +62,8 @@ Result<void> check_instruction(const std::string& text, const Image& image, Imag
   auto hit = image.find(at);
   if (!hit) return fail(fmt::format("{}: {} belongs to no function that is known", text, point_name(image, at)), 2);
   if (starts.empty())
-    return fail(fmt::format("{}: the code of {} cannot be read up to there", text, display_name(image, *hit->function)), 2);
+    return fail(fmt::format("{}: the code of {} cannot be read up to there", text, display_name(image, *hit->function)),
+                2);
   return fail(fmt::format("{} is inside an instruction{}", text, beside(image, at, starts)), 2);
 }
 
@@ -127,7 +126,8 @@ Result<Places::Place> Places::parse_one(const std::string& text) {
   size_t plus = rest.rfind('+');
   if (plus != rest.npos && plus > 0 && !rest.ends_with("operator+") && !rest.ends_with("operator++")) {
     auto offset = number_in(rest.substr(plus + 1));
-    if (!offset) return wrong(fmt::format("has no number behind its +: write {0}+0x12 or {0}+18", rest.substr(0, plus)));
+    if (!offset)
+      return wrong(fmt::format("has no number behind its +: write {0}+0x12 or {0}+18", rest.substr(0, plus)));
     place.symbol.erase(plus);
     place.offset = *offset;
   }
@@ -211,7 +211,8 @@ std::optional<Error> Places::unmatched(std::span<const std::shared_ptr<const Ima
     if (meant.empty()) {
       std::vector<std::string> files;
       for (auto& image : images) files.push_back(base_name(image->path()));
-      message += fmt::format("no loaded file is called {}{}", p.module.text, nearest_text(nearest(p.module.text, files)));
+      message +=
+          fmt::format("no loaded file is called {}{}", p.module.text, nearest_text(nearest(p.module.text, files)));
     } else if (p.number) {
       message += fmt::format("{}: no code of a file lies at that address of the process", p.text);
     } else if (p.line) {

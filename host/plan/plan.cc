@@ -67,9 +67,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
   add_landing_pads(loaded, view);
   Planner planner(view, request);
   planner.plan_system_calls(plan);
-  std::span sites(plan.sites);
-  planner.plan_points(sites.subspan(ranges.size()), ranges);
-  planner.plan(sites.first(ranges.size()), ranges);
+  planner.plan(plan.sites, ranges);
   planner.finish(plan);
   return plan;
 }

@@ -26,6 +26,7 @@ enum class Refusal : uint8_t {
   data_in_text,
   system_call,  // begins with a system call that the engine itself watches
   unknown_pads,  // its exception table cannot be read: exceptions may come back anywhere in it
+  small_stacks,  // runs where there is no room for what is wanted of a hit
   inside_instruction,  // no instruction begins at the point
   function_entry,  // the point is where a function that is probed begins
   occupied,  // threads always stood in the bytes (found when arming a program that runs)

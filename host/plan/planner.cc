@@ -88,7 +88,8 @@ void Planner::plan_system_calls(ImagePlan& plan) {
   choose(std::move(candidates), false);
 }
 
-void Planner::plan_points(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
+// The points that can be, marked: no other patch covers one.
+std::vector<Planner::Candidate> Planner::points(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
   std::set<uint64_t> entries;  // where the functions' own patches will stand
   for (CodeRange f : functions) entries.insert(window_at(view_, targets_, f).patch);
   uint32_t number = request_.first_site + static_cast<uint32_t>(functions.size());
@@ -113,7 +114,7 @@ void Planner::plan_points(std::span<SitePlan> sites, std::span<const CodeRange> 
     c.window = window_inside(view_, targets_, c.function, c.window.patch);
     c.site->patch = Addr(c.window.patch);
   }
-  choose(std::move(candidates), request_.force_traps);
+  return candidates;
 }
 
 // Whether an instruction begins there that a patch may replace; sets window.patch to it.
@@ -130,17 +131,18 @@ Refusal Planner::check_point(Candidate& c, uint64_t at) const {
   c.window.patch = insn->landing_pad ? insn->next() : at;
   uint64_t patch = c.window.patch;
   bool call = std::ranges::find(calls_.found, patch, &SystemCall::at) != calls_.found.end();
-  if (call || changed_.overlaps(patch, patch + 1)) return Refusal::system_call;  // the patch of one may cover what follows
+  if (call || changed_.overlaps(patch, patch + 1))
+    return Refusal::system_call;  // the patch of one may cover what follows
   return locked_.overlaps(patch, patch + 1) ? Refusal::engine : Refusal::none;
 }
 
 void Planner::plan(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
-  std::vector<Candidate> candidates;
-  for (size_t i = 0; i < sites.size(); i++) {
+  std::vector<Candidate> candidates = points(sites.subspan(functions.size()), functions);
+  for (size_t i = 0; i < functions.size(); i++) {
     if (sites[i].refusal != Refusal::none) continue;
     targets_.add_near(functions[i].begin, functions[i].end);
   }
-  for (size_t i = 0; i < sites.size(); i++) {
+  for (size_t i = 0; i < functions.size(); i++) {
     if (sites[i].refusal != Refusal::none) continue;
     Candidate c{&sites[i], request_.first_site + static_cast<uint32_t>(i), functions[i],
                 window_at(view_, targets_, functions[i])};

@@ -19,10 +19,8 @@ class Planner {
 
   // Those that the request asks for, numbered behind its functions. Comes first: nothing else may move one of these.
   void plan_system_calls(ImagePlan& plan);
-  // Plans sites[i] for the instruction at its `entry`. Comes before the functions of the same image: none of their patches
-  // covers one of these.
-  void plan_points(std::span<SitePlan> sites, std::span<const CodeRange> functions);
-  // Plans sites[i] for functions[i]. Sites that are refused already are left alone.
+  // Plans sites[i] for functions[i], and those behind them for the instructions at their `entry`. Sites that are refused already
+  // are left alone.
   void plan(std::span<SitePlan> sites, std::span<const CodeRange> functions);
   void finish(ImagePlan& plan) const;
 
@@ -35,6 +33,7 @@ class Planner {
     uint64_t relied = 0;  // bytes that the detour stands for or a jump reads
   };
   void choose(std::vector<Candidate> candidates, bool force_traps);
+  std::vector<Candidate> points(std::span<SitePlan> sites, std::span<const CodeRange> functions);
   Refusal check_point(Candidate& c, uint64_t at) const;
   void refuse(Candidate& c, Refusal reason);
   bool plan_jump(Candidate& c);
@@ -56,13 +55,13 @@ class Planner {
   Targets targets_;
   AddressSpace space_;
   IntervalSet changed_;  // patched bytes
-  IntervalSet locked_;   // bytes that punned jumps depend on, and those of earlier plans
+  IntervalSet locked_;  // bytes that punned jumps depend on, and those of earlier plans
   IntervalSet earlier_;  // the latter: not what the file says
   SystemCalls calls_;
   uint64_t arena_ = 0, arena_at_ = 0, arena_end_ = 0;  // the main arena: pointer, then detours
   bool arena_used_ = false;  // at least by its pointer
-  uint64_t reach_begin_ = 0, reach_end_ = 0;           // addresses within 2 GB of the whole image
-  std::map<uint64_t, std::vector<uint8_t>> writes_;    // outside the main arena
+  uint64_t reach_begin_ = 0, reach_end_ = 0;  // addresses within 2 GB of the whole image
+  std::map<uint64_t, std::vector<uint8_t>> writes_;  // outside the main arena
   std::vector<uint8_t> arena_bytes_;
 };
 

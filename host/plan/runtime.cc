@@ -24,8 +24,9 @@ bool has_string(const Image& image, const Section& section, std::string_view tex
   return memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
 }
 
-// It has exception tables, but neither defines nor imports what every user of an unwinder needs, and who reads the tables, the
-// personality, is not imported either: linked statically and stripped. The C library opens the shared unwinder by its name.
+// It has exception tables, but neither defines nor imports what every user of an unwinder needs: linked statically and stripped. With
+// the personality, who reads the tables; or without, then the way to find other images' tables is what it imports. Who imports the
+// personality and not even that only catches, which needs no unwinder. The C library opens the shared unwinder by its name.
 bool has_hidden_unwinder(const Image& image) {
   if (!image.section(".gcc_except_table") || image.symbol("_Unwind_Resume")) return false;
   const Section *names = image.section(".dynstr"), *constants = image.section(".rodata");
@@ -33,7 +34,9 @@ bool has_hidden_unwinder(const Image& image) {
   if (!names) return true;
   if (has_string(image, *names, "_Unwind_")) return false;
   bool own_personality = image.symbol("__gxx_personality_v0") || image.symbol("__gcc_personality_v0");
-  return own_personality || !has_string(image, *names, "_personality_v");
+  bool finds_tables = has_string(image, *names, "dl_iterate_phdr") || has_string(image, *names, "_dl_find_object");
+  bool only_catches = has_string(image, *names, "_personality_v") && !finds_tables;
+  return own_personality || !only_catches;
 }
 
 // Defined by the runtimes, imported by what is compiled for them; leak checking alone is only linked.
@@ -66,8 +69,10 @@ NoHijack no_hijack_beside(const Image& image) {
   return has_hidden_unwinder(image) ? NoHijack::no_unwinder : NoHijack::none;
 }
 
+bool has_small_stacks(const Image& image) { return image.section(".gopclntab"); }
+
 NoHijack no_hijack_in_image(const Image& image) {
-  if (image.section(".gopclntab")) return NoHijack::runtime_scans_stacks;
+  if (has_small_stacks(image)) return NoHijack::runtime_scans_stacks;
   for (std::string_view name : kScanningRuntimes)
     if (image.symbol(name)) return NoHijack::runtime_scans_stacks;
   return NoHijack::none;

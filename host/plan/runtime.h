@@ -16,6 +16,9 @@ namespace sonde::host {
 //                frames of other images (a callback of qsort).
 NoHijack no_hijack_beside(const Image& image);
 
+// Its functions run on stacks that are as large as they need, and no hit's stack or sum has room there: goroutines', of 2 KB.
+bool has_small_stacks(const Image& image);
+
 // NoHijack::none if returns of the image's functions may be hooked.
 NoHijack no_hijack_in_image(const Image& image);
 

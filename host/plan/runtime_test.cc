@@ -26,6 +26,10 @@ TEST_CASE("runtime: an unwinder that is linked in and stripped cannot be found")
   CHECK(no_hijack_beside(*build("throws_static", kThrows, "-static-libgcc -static-libstdc++")) == NoHijack::none);
   CHECK(no_hijack_beside(*build("throws_hidden", kThrows, "-static-libgcc -static-libstdc++ -s")) ==
         NoHijack::no_unwinder);
+  CHECK(no_hijack_beside(*build("resumes_hidden", kThrows, "-static-libgcc -s")) == NoHijack::no_unwinder);
+  CHECK(no_hijack_beside(*build("resumes_static", kThrows, "-static-libgcc")) == NoHijack::none);
+  const char* catches = "void f(); int main() { try { f(); } catch (...) {} } void f() {}";
+  CHECK(no_hijack_beside(*build("only_catches", catches, "-O0 -s")) == NoHijack::none);
   CHECK(no_hijack_beside(*build("library_hidden", kThrows, "-static-libgcc -static-libstdc++ -s -shared -fPIC")) ==
         NoHijack::no_unwinder);
   auto c_library = Image::open("/lib/x86_64-linux-gnu/libc.so.6");

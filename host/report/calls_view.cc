@@ -110,7 +110,10 @@ class CallsPrinter : public CallVisitor {
         recording_.threads[thread].tid, at(call.event.entry), call.depth,
         parent && parent->context ? std::to_string(parent->context - 1) : "null",
         json_string(recording_.sites[call.event.site].name), call.timed() ? fmt::format("{:.0f}", duration) : "null",
-        call.point ? "instruction" : call.entry_only ? "not hooked" : exit_word(kind), call.tail);
+        call.point        ? "instruction"
+        : call.entry_only ? "not hooked"
+                          : exit_word(kind),
+        call.tail);
   }
 
   std::string json_without_call(uint32_t thread, const Event& event) {

@@ -118,8 +118,7 @@ Result<bool> Target::look(Tracee& tracee, const Selector& select, std::vector<Pl
     chosen.emplace_back(index, SONDE_TRY(select(loaded, loaded.image->path() == program_)));
   }
   if (!changed) return false;  // a library that was loaded already
-  for (auto& [index, its] : chosen)
-    planned->push_back(SONDE_TRY(plan(tracee, index, std::move(its), *planned)));
+  for (auto& [index, its] : chosen) planned->push_back(SONDE_TRY(plan(tracee, index, std::move(its), *planned)));
   SONDE_TRY_VOID(decide_traps(tracee, *planned));
   return true;
 }
@@ -173,8 +172,7 @@ Result<std::vector<AddrRange>> Target::used_ranges() const {
 }
 
 // Nothing is written to the target yet, so earlier plans of this update are kept apart by hand.
-Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chosen,
-                                     std::span<const Planned> before) {
+Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chosen, std::span<const Planned> before) {
   Planned planned{image, std::move(chosen), SONDE_TRY(event_functions(tracee, images_[image].loaded)), {}};
   PlanRequest request;
   request.image = &images_[image].loaded;
@@ -201,7 +199,11 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chos
   planned.plan = SONDE_TRY_CONTEXT(plan_image(request), request.image->image->path());
   if (first_site + planned.plan.sites.size() + planned.plan.system_calls.size() > kMaxSites)
     return fail(fmt::format("more than {} sites: choose fewer functions with -f", kMaxSites));
-  for (SitePlan& site : planned.plan.sites) SONDE_TRY_VOID(refuse_differing(tracee, site));
+  for (SitePlan& site : planned.plan.sites) {
+    SONDE_TRY_VOID(refuse_differing(tracee, site));
+    if (options_.sum && has_small_stacks(*request.image->image))
+      site.method = Method::refused, site.refusal = Refusal::small_stacks, site.refusal_offset = 0;
+  }
   for (SystemCallPlan& call : planned.plan.system_calls) SONDE_TRY_VOID(refuse_differing(tracee, call.site));
   return planned;
 }
@@ -256,7 +258,7 @@ void Target::add_site(TargetSite added) {
     flags |= kSiteSilent;
   } else {
     if (plan.no_hijack == NoHijack::none) flags |= kSiteHijack;
-    if (options_.stacks) flags |= kSiteStack;
+    if (options_.stacks && !has_small_stacks(*images_[site.image].loaded.image)) flags |= kSiteStack;
   }
   shared.flags = flags;
 }

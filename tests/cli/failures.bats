@@ -59,6 +59,7 @@ C
     esac || { echo "cut at $at: status $status"; cat cut.out; return 1; }
     [ "$status" -le "${last:-1}" ] || { echo "cut at $at: less than before"; return 1; }
     last=$status
+    [ "$status" -ne 0 ] || "$SONDE" report --folded cut 2>&1 >/dev/null | grep -q '^sonde: note: '
   done
   [ "$status" -eq 0 ]
   head -c 100 trace >cut

@@ -195,6 +195,29 @@ CODE
   g++ -O2 -w $own -o throws thrower.cc throws.cc
   same_as_untraced -f '*:*' -- ./throws
   "$SONDE" report trace | grep -q 'program with an unwinder that nobody can find'
+  # The unwinder alone: who reads the tables is in the shared libstdc++.
+  cat >cleans.cc <<'CODE'
+#include <cstdio>
+struct Cleanup {
+  ~Cleanup() { puts("cleanup"); }
+};
+__attribute__((noinline)) void throws(int n) {
+  Cleanup here;
+  if (n == 0) throw 5;
+  throws(n - 1);
+}
+int main() {
+  try {
+    throws(3);
+  } catch (int x) {
+    return printf("caught %d\n", x) != 9;
+  }
+  return 1;
+}
+CODE
+  g++ -O1 -static-libgcc -s -o cleans cleans.cc
+  same_as_untraced -f '*:*' -- ./cleans
+  "$SONDE" report trace | grep -q 'program with an unwinder that nobody can find'
   # Loaded when functions of others are hooked already.
   g++ -O2 -w $own -shared -fPIC -o libthrower.so thrower.cc
   cat >loads.c <<'CODE'
@@ -233,4 +256,18 @@ CODE
 import json, sys
 footer = json.load(sys.stdin)["footer"]
 assert footer["stacks"] == 3 and not footer["lost"] and footer["unreliable_stacks"] == 0, footer'
+}
+
+@test "a runtime whose stacks have no room, as Go's: no walks there, and sums are refused" {
+  cat >like_go.c <<'C'
+__attribute__((section(".gopclntab"))) const char table[16] = "go";
+__attribute__((noinline)) int leaf(int x) { return x + 1; }
+int main(int argc, char **argv) { return leaf(argc) + leaf(2) != 5; }
+C
+  gcc -O1 -o like_go like_go.c
+  same_as_untraced -s -f leaf -- ./like_go
+  [ "$("$SONDE" report trace --json | python3 -c 'import json,sys; f=json.load(sys.stdin)["footer"]; print(f["calls"], f["stacks"])')" = '2 0' ]
+  "$SONDE" report trace | grep -q 'like_go are recorded without stacks: theirs have no room for a walk'
+  same_as_untraced --sum -f leaf -- ./like_go
+  "$SONDE" report trace | grep -q 'functions refused: 1 its stacks have no room for sums'
 }
