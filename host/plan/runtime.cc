@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "host/plan/static_unwinder.h"
+
 namespace sonde::host {
 
 namespace {
@@ -22,21 +24,6 @@ constexpr std::string_view kScanningRuntimes[] = {
 bool has_string(const Image& image, const Section& section, std::string_view text) {
   std::span<const uint8_t> bytes = image.bytes(section);
   return memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
-}
-
-// It has exception tables, but neither defines nor imports what every user of an unwinder needs: linked statically and stripped. With
-// the personality, who reads the tables; or without, then the way to find other images' tables is what it imports. Who imports the
-// personality and not even that only catches, which needs no unwinder. The C library opens the shared unwinder by its name.
-bool has_hidden_unwinder(const Image& image) {
-  if (!image.section(".gcc_except_table") || image.symbol("_Unwind_Resume")) return false;
-  const Section *names = image.section(".dynstr"), *constants = image.section(".rodata");
-  if (constants && has_string(image, *constants, "libgcc_s.so.1")) return false;
-  if (!names) return true;
-  if (has_string(image, *names, "_Unwind_")) return false;
-  bool own_personality = image.symbol("__gxx_personality_v0") || image.symbol("__gcc_personality_v0");
-  bool finds_tables = has_string(image, *names, "dl_iterate_phdr") || has_string(image, *names, "_dl_find_object");
-  bool only_catches = has_string(image, *names, "_personality_v") && !finds_tables;
-  return own_personality || !only_catches;
 }
 
 // Defined by the runtimes, imported by what is compiled for them; leak checking alone is only linked.
@@ -64,9 +51,24 @@ bool is_sanitized(const Image& image) {
 
 }  // namespace
 
+// It has exception tables, but neither defines nor imports what every user of an unwinder needs: linked statically and stripped. With
+// the personality, who reads the tables; or without, then the way to find other images' tables is what it imports. Who imports the
+// personality and not even that only catches, which needs no unwinder. The C library opens the shared unwinder by its name.
+bool has_hidden_unwinder(const Image& image) {
+  if (!image.section(".gcc_except_table") || image.symbol("_Unwind_Resume")) return false;
+  const Section *names = image.section(".dynstr"), *constants = image.section(".rodata");
+  if (constants && has_string(image, *constants, "libgcc_s.so.1")) return false;
+  if (!names) return true;
+  if (has_string(image, *names, "_Unwind_")) return false;
+  bool own_personality = image.symbol("__gxx_personality_v0") || image.symbol("__gcc_personality_v0");
+  bool finds_tables = has_string(image, *names, "dl_iterate_phdr") || has_string(image, *names, "_dl_find_object");
+  bool only_catches = has_string(image, *names, "_personality_v") && !finds_tables;
+  return own_personality || !only_catches;
+}
+
 NoHijack no_hijack_beside(const Image& image) {
   if (is_sanitized(image)) return NoHijack::sanitized;
-  return has_hidden_unwinder(image) ? NoHijack::no_unwinder : NoHijack::none;
+  return has_hidden_unwinder(image) && !find_static_unwinder(image) ? NoHijack::no_unwinder : NoHijack::none;
 }
 
 bool has_small_stacks(const Image& image) { return image.section(".gopclntab"); }

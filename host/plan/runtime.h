@@ -16,6 +16,9 @@ namespace sonde::host {
 //                frames of other images (a callback of qsort).
 NoHijack no_hijack_beside(const Image& image);
 
+// It throws or resumes with an unwinder that no symbol names: linked statically and stripped.
+bool has_hidden_unwinder(const Image& image);
+
 // Its functions run on stacks that are as large as they need, and no hit's stack or sum has room there: goroutines', of 2 KB.
 bool has_small_stacks(const Image& image);
 

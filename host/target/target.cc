@@ -113,6 +113,7 @@ Result<bool> Target::look(Tracee& tracee, const Selector& select, std::vector<Pl
     images_.push_back({.loaded = loaded, .stays = from_start});
     if (loaded.bias != agent_bias_ && no_hijack_ == NoHijack::none) hook_no_returns(no_hijack_beside(*loaded.image));
     find_tables(images_.back());
+    if (has_hidden_unwinder(*loaded.image)) images_.back().unwinder = find_static_unwinder(*loaded.image);
     changed = true;
     if (loaded.bias == agent_bias_) continue;
     chosen.emplace_back(index, SONDE_TRY(select(loaded, loaded.image->path() == program_)));
@@ -279,7 +280,11 @@ Result<void> Target::publish_unwinders(Tracee& tracee) {
     const LoadedImage& l = image.loaded;
     auto get_ip = l.image->symbol("_Unwind_GetIP"), set_ip = l.image->symbol("_Unwind_SetIP"),
          set_gr = l.image->symbol("_Unwind_SetGR"), resume = l.image->symbol("_Unwind_Resume");
-    if (!get_ip || !set_ip || !set_gr || !resume) continue;
+    if (!get_ip || !set_ip || !set_gr || !resume) {
+      const auto& hidden = image.unwinder;
+      if (!hidden) continue;
+      get_ip = hidden->get_ip, set_ip = hidden->set_ip, set_gr = hidden->set_gr, resume = hidden->resume;
+    }
     found.push_back({l.range.begin.value, l.range.end.value, l.to_target(*get_ip).value, l.to_target(*set_ip).value,
                      l.to_target(*set_gr).value, l.to_target(*resume).value});
   }

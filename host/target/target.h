@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "core/event/sum.h"
 #include "host/image/maps.h"
 #include "host/plan/plan.h"
+#include "host/plan/static_unwinder.h"
 #include "host/tables/arena.h"
 #include "host/target/agent_file.h"
 #include "host/target/threads.h"
@@ -27,6 +29,7 @@ struct TargetImage {
   bool gone = false;  // unloaded since
   bool stays = false;  // there from the program's first instruction on: loaders never unload such
   SharedTable table = {};                 // with TargetOptions::stacks
+  std::optional<StaticUnwinder> unwinder = {};  // without symbols
   std::vector<ArenaSpecial> specials = {};   // those of the agent always, others with stacks
 };
 

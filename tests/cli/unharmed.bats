@@ -174,6 +174,24 @@ CODE
   done
 }
 
+# _Unwind_GetIP compiled otherwise: mov 0x98(%rdi),%rax; ret; nopl becomes lea 0x98(%rdi),%rax; mov (%rax),%rax; ret; nop.
+in_other_words() {
+  python3 - "$1" <<'PY'
+import sys
+code = open(sys.argv[1], "rb").read()
+usual = bytes.fromhex("488b8798000000c30f1f4000")
+assert usual in code
+open(sys.argv[1], "wb").write(code.replace(usual, bytes.fromhex("488d8798000000488b00c390")))
+PY
+}
+
+# Some calls of ./trace ended by an exception.
+unwound() {
+  "$SONDE" report --stats --json trace | python3 -c '
+import json, sys
+assert sum(f["unwound"] for f in json.load(sys.stdin)["functions"]) > 0'
+}
+
 @test "an exception of an unwinder that nobody can find passes probed functions of other images" {
   cat >thrower.cc <<'CODE'
 #include <cstdio>
@@ -193,6 +211,9 @@ CODE
   echo 'extern "C" int throws(void); int main() { throws(); }' >throws.cc
   own='-static-libgcc -static-libstdc++ -s'
   g++ -O2 -w $own -o throws thrower.cc throws.cc
+  same_as_untraced -f '*:*' -- ./throws
+  unwound # its unwinder is found by its code
+  in_other_words throws
   same_as_untraced -f '*:*' -- ./throws
   "$SONDE" report trace | grep -q 'program with an unwinder that nobody can find'
   # The unwinder alone: who reads the tables is in the shared libstdc++.
@@ -217,9 +238,13 @@ int main() {
 CODE
   g++ -O1 -static-libgcc -s -o cleans cleans.cc
   same_as_untraced -f '*:*' -- ./cleans
+  unwound
+  in_other_words cleans
+  same_as_untraced -f '*:*' -- ./cleans
   "$SONDE" report trace | grep -q 'program with an unwinder that nobody can find'
   # Loaded when functions of others are hooked already.
   g++ -O2 -w $own -shared -fPIC -o libthrower.so thrower.cc
+  in_other_words libthrower.so
   cat >loads.c <<'CODE'
 #include <dlfcn.h>
 #include <stdlib.h>
