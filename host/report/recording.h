@@ -37,9 +37,9 @@ struct RecordedSite {
   uint64_t address = 0;  // of the function's entry, or the point, in the target
   std::string method;  // how it was patched
   std::string no_hijack;  // why its returns are not hooked; "" if they are
-  bool point = false;  // an instruction: its hits are no calls, take no time and call nobody
   LossCounts lost{};
   uint32_t function = 0;  // the first site of the same function: views know it by that number
+  bool point = false;  // an instruction: its hits are no calls, take no time and call nobody
 };
 
 struct RefusedFunction {
