@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "core/native/alignment.h"
 #include "core/native/thread_pointer.h"
 #include "core/native/ticks.h"
 #include "core/probe/alternate_stack.h"
@@ -280,6 +281,7 @@ const Site& site_of(const EntryFrame& frame) {
 // The hits' functions return Hijack::trampoline.
 [[gnu::noinline]] uint64_t hit_with_stack(SessionHeader* session, ThreadState* thread, uint32_t site, uint32_t flags,
                                           const SiteRegs& regs, unsigned level) {
+  UnalignedAllowed unaligned;  // tables are packed
   auto* slot = reinterpret_cast<uint64_t*>(regs.sp);
   // Walked before the slot is changed and the clock is read: the walk is not part of the call's time.
   ThreadScratch* scratch = thread_scratch(sonde_agent_control.thread_area, thread);

@@ -296,3 +296,28 @@ C
   same_as_untraced --sum -f leaf -- ./like_go
   "$SONDE" report trace | grep -q 'functions refused: 1 its stacks have no room for sums'
 }
+
+@test "a program that has the processor refuse unaligned accesses: the agent's own are not its faults" {
+  cat >aligned.c <<'C'
+__attribute__((noinline)) long leaf(long x) { return x * 3 + 1; }
+__attribute__((noinline)) long checked(long x) {
+  long r;
+  __asm__ volatile("pushfq; orl $0x40000, (%rsp); popfq");
+  r = leaf(x) + leaf(x + 1);
+  unsigned long flags;
+  __asm__ volatile("pushfq; popq %0" : "=r"(flags));
+  __asm__ volatile("pushfq; andl $~0x40000, (%rsp); popfq");
+  return flags & 0x40000 ? r : -1;
+}
+int main(void) {
+  for (long i = 0; i < 10; i++)
+    if (checked(i) != 6 * i + 5) return 1;
+  return 0;
+}
+C
+  gcc -O1 -mno-red-zone -o aligned aligned.c
+  for options in '' -s --sum --force-trap; do
+    same_as_untraced $options -f leaf -- ./aligned
+    [ "$(calls_of leaf)" = 20 ]
+  done
+}
