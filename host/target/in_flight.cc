@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 #include "core/probe/entries.h"
@@ -34,6 +35,33 @@ Result<AddrRange> signal_stack_of(pid_t pid, Addr thread_area, uint32_t tid) {
   return AddrRange{};
 }
 
+// Return slots, by pages: there may be a hundred thousand on a few of them, and a process that ends waits for the answer.
+class Slots {
+ public:
+  explicit Slots(pid_t pid) : pid_(pid) {}
+
+  std::optional<uint64_t> read(uint64_t address) {
+    constexpr uint64_t kPageBytes = 4096, kWord = sizeof(uint64_t);
+    if (address % kWord) return one(address);  // a stack that is not aligned
+    auto [page, added] = pages_.try_emplace(address / kPageBytes);
+    if (added)
+      if (auto words = read_array<uint64_t>(pid_, Addr(address & ~(kPageBytes - 1)), kPageBytes / kWord))
+        page->second = std::move(*words);
+    if (page->second.empty()) return std::nullopt;
+    return page->second[address % kPageBytes / kWord];
+  }
+
+ private:
+  std::optional<uint64_t> one(uint64_t address) const {
+    auto word = read_array<uint64_t>(pid_, Addr(address), 1);
+    if (!word) return std::nullopt;
+    return (*word)[0];
+  }
+
+  pid_t pid_;
+  std::unordered_map<uint64_t, std::vector<uint64_t>> pages_;  // empty: cannot be read
+};
+
 }  // namespace
 
 Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
@@ -57,11 +85,12 @@ Result<std::vector<InFlight>> Target::in_flight(pid_t pid) const {
   uint64_t trampolines = agent_address(agent_.trampolines).value;
 
   // Which entries a live slot leads to: its trampoline's, and by links those that left the slot to it by tail calls.
+  Slots slots(pid);
   std::vector<bool> alive(count);
   for (size_t i = 0; i < count; i++) {
     if (owners[i].state != EntryState::in_use) continue;
-    auto slot = read_array<uint64_t>(pid, Addr(entries[i].slot), 1);
-    if (!slot || !is_trampoline_of(trampolines, static_cast<uint32_t>(i), (*slot)[0])) continue;
+    auto slot = slots.read(entries[i].slot);
+    if (!slot || !is_trampoline_of(trampolines, static_cast<uint32_t>(i), *slot)) continue;
     size_t at = i;
     for (uint32_t steps = 0; steps <= kMaxTailChain && at < count; steps++) {
       alive[at] = true;
