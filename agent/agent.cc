@@ -14,6 +14,7 @@ __attribute__((used)) AgentControl sonde_agent_control = {.version = kAgentVersi
                                                           .unwinder_count = 0,
                                                           .unwinders = {},
                                                           .traps = nullptr,
-                                                          .program_trap = {}};
+                                                          .program_trap = {},
+                                                          .host_actions = {}};
 }
 }  // namespace sonde

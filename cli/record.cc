@@ -262,6 +262,11 @@ class Recording {
       throw;
     }
     outlive_failed_writes();
+    if (!target_->minds_handlers())
+      meta_.notes.push_back(fmt::format(
+          "a thread of process {} never left a system call that installs handlers: its signal handlers may see "
+          "a pc in the copy of a function's first instructions",
+          pid));
     start_trace(pid);
     recorder_.emplace(*session_, *writer_);
     session_->set_state(SessionState::recording);

@@ -47,6 +47,8 @@ enum ControlFlags : uint32_t {
   kControlNoTicks = 4,  // the time stamp counter is forbidden to a thread: it records nothing, no new thread does
   kControlDisarmed = 8,  // the traps are being taken out or have been; none may be put in again
   kControlTrapsGone = 16,  // no trap is left: what the program blocks, the kernel blocks too (trap_mask.h)
+  // Set by the host while not every system call of a program that ran already comes by the agent.
+  kControlBareHandlers = 32,  // the program's handlers themselves stand in the kernel's table (handlers.h)
 };
 
 // Thread state lives in pages that the host maps MADV_WIPEONFORK; bytes needed: thread_area_bytes() in stack_capture.h.
@@ -63,6 +65,7 @@ struct AgentControl {
   UnwinderFunctions unwinders[kMaxUnwinders];
   const TrapTable* traps;  // null: no trap sites
   KernelSigaction program_trap;  // what the program itself wants done with SIGTRAP
+  KernelSigaction host_actions[2];  // for system calls that the host has a stopped thread make
 };
 
 // Names of the agent's objects for the host.
@@ -75,6 +78,8 @@ struct AgentControl {
 //   sonde_landing_pad     code: where unwinding enters hooked frames
 //   sonde_entries         ReturnEntry[kTrampolines], same stride; sonde_calls, sonde_owners: what else is known of each (entries.h)
 //   sonde_sum_calls       SumCall[kTrampolines] (core/event/sum.h), with FullPolicy::sum
+//   sonde_handlers        code: kHandlers entrances in the place of signal handlers; sonde_handler_table: whose (handlers.h)
+//   sonde_change_action   code: one who is in there may be about to put an entrance into the kernel's table
 //   sonde_fresh_entries   uint32_t, entries from there on have never been used
 //   sonde_hit_handlers    HitHandlers (core/probe/hit_handler.h)
 extern "C" {

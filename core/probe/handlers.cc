@@ -6,14 +6,14 @@
 #include "core/probe/trap_mask.h"
 
 namespace sonde {
+
+extern "C" {
+uint64_t sonde_handler_table[kHandlers];
+}
+
 namespace {
 
-constexpr uint64_t kBlocksTrap = uint64_t{1} << 63;  // no address has it
-
-// The handler's address, with kBlocksTrap if its action's mask had SIGTRAP; 0: free. Never changed once set.
-uint64_t handlers[kHandlers];
-
-constexpr uint32_t kEntranceStride = 16;
+uint64_t* const handlers = sonde_handler_table;
 
 uint64_t entrance(uint32_t index) {
   return reinterpret_cast<uint64_t>(sonde_handlers) + uint64_t{index} * kEntranceStride;
@@ -68,6 +68,7 @@ bool hook_return(uint64_t* slot, const Afterwards& afterwards) {
 }  // namespace
 
 void wrap_action(KernelSigaction* action) {
+  if (__atomic_load_n(&sonde_agent_control.flags, __ATOMIC_RELAXED) & kControlBareHandlers) return;
   bool blocks = traps_in_use() && !traps_gone() && action->mask & kTrapBit;
   if (blocks) action->mask &= ~kTrapBit;
   if (action->handler <= kIgnoreAction || action->handler & kBlocksTrap) return;

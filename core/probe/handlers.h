@@ -15,6 +15,8 @@
 namespace sonde {
 
 constexpr uint32_t kHandlers = 1024;  // = ENTRANCES in signal.S
+constexpr uint32_t kEntranceStride = 16;
+constexpr uint64_t kBlocksTrap = uint64_t{1} << 63;  // no address has it
 
 // Makes the kernel's action of the program's: the entrance for its handler, no SIGTRAP in the mask while traps are in use.
 // Where there are too many handlers, the handler itself stays.
@@ -27,6 +29,9 @@ void handler_returned(uint32_t entry);
 
 extern "C" {
 extern const char sonde_handlers[] __attribute__((visibility("hidden")));
+// For each entrance its handler's address, with kBlocksTrap if its action's mask had SIGTRAP; 0: free. Never changed once set.
+// The host takes entrances too, while every thread stands (host/target/signals.cc).
+extern uint64_t sonde_handler_table[kHandlers] __attribute__((visibility("hidden")));
 // The handler to jump to. slot: the word that holds the return address, in front of the context.
 __attribute__((visibility("hidden"))) uint64_t sonde_on_signal(uint64_t handler, SignalInfo* info,
                                                                SignalContext* context, uint64_t* slot);

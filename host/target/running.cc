@@ -25,8 +25,9 @@ using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
 constexpr int kRounds = 40;
+constexpr size_t kSitesPerStop = 4096;
 constexpr auto kBetweenRounds = milliseconds(2);
-constexpr auto kLeaving = milliseconds(3000);
+constexpr auto kLeaving = milliseconds(3000), kBetweenHandlers = milliseconds(500);
 constexpr unsigned kMostFrames = 10000;
 constexpr uint64_t kLongestStack = 8 << 20;  // of a thread, looked through for interrupted code
 
@@ -151,30 +152,56 @@ Result<std::vector<uint32_t>> Target::patch_stopped(const StoppedProcess& stoppe
   return rest;
 }
 
+// First the program's system calls about handlers, all of them, and the handlers that are installed already; then functions, a
+// bounded number in each stop.
 Result<void> Target::arm_running(const Selector& select, nanoseconds* longest_pause) {
   Tracee running = SONDE_TRY(Tracee::running(pid_));
   std::vector<Planned> planned;
   SONDE_TRY(look(running, select, &planned));
   size_t first = sites_.size();
   SONDE_TRY_VOID(place(running, planned));
-  std::vector<uint32_t> todo;
+  std::vector<uint32_t> calls, functions;
   for (auto i = static_cast<uint32_t>(first); i < sites_.size(); i++)
-    if (sites_[i].plan.method != Method::refused) todo.push_back(i);
-  for (int round = 0; round < kRounds && !todo.empty(); round++) {
+    if (sites_[i].plan.method != Method::refused)
+      (sites_[i].event_flag & kSiteSystemCall ? calls : functions).push_back(i);
+  bool wrapped = false;
+  for (int round = 0; round < kRounds && !wrapped; round++) {
     if (round) std::this_thread::sleep_for(kBetweenRounds);
     Stopwatch watch(longest_pause);
     StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_));
     Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
-    todo = SONDE_TRY(patch_stopped(stopped, tracee, std::move(todo)));
+    calls = SONDE_TRY(patch_stopped(stopped, tracee, calls));
+    if ((wrapped = calls.empty())) SONDE_TRY_VOID(wrap_handlers(tracee));
   }
-  for (uint32_t i : todo) {
+  // Where a thread never left one of them the agent minds none, and handlers may see where they interrupted it.
+  minds_calls_ = wrapped;
+  refuse_occupied(calls);
+  for (int round = 0; round < kRounds && !functions.empty(); round++) {
+    if (round) std::this_thread::sleep_for(kBetweenRounds);
+    std::vector<uint32_t> rest;
+    for (size_t begin = 0; begin < functions.size(); begin += kSitesPerStop) {
+      auto from = functions.begin() + static_cast<ptrdiff_t>(begin);
+      auto to = functions.begin() + static_cast<ptrdiff_t>(std::min(begin + kSitesPerStop, functions.size()));
+      Stopwatch watch(longest_pause);
+      StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_));
+      Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
+      auto left = SONDE_TRY(patch_stopped(stopped, tracee, {from, to}));
+      rest.insert(rest.end(), left.begin(), left.end());
+    }
+    functions = std::move(rest);
+  }
+  refuse_occupied(functions);
+  return {};
+}
+
+void Target::refuse_occupied(std::span<const uint32_t> sites) {
+  for (uint32_t i : sites) {
     SitePlan& plan = sites_[i].plan;
     plan.method = Method::refused;
     plan.refusal = Refusal::occupied;
     plan.refusal_offset = static_cast<uint32_t>(plan.patch - plan.entry);
     __atomic_store_n(&session_sites(session_)[i].flags, 0, __ATOMIC_RELAXED);
   }
-  return {};
 }
 
 namespace {
@@ -188,17 +215,60 @@ Result<std::vector<T>> read_array(const Tracee& tracee, Addr at, size_t count) {
 
 }  // namespace
 
-// Whether the thread runs the engine's code or a detour, or somebody on its stack does.
-Result<bool> Target::is_inside(StackTarget& images, const StoppedThread& thread) const {
+// Where a thread that stands in a detour, between two of the displaced instructions, goes on in the code itself when that has come
+// back: also one that waits in a system call for as long as it likes. 0: it does not stand there.
+Addr Target::original_place(Addr pc) const {
+  if (std::ranges::none_of(mapped_, [&](AddrRange range) { return range.contains(pc); })) return {};
+  for (const TargetSite& site : sites_) {
+    const SitePlan& plan = site.plan;
+    if (site.gone || plan.method == Method::refused || pc < plan.resume ||
+        pc >= plan.detour + static_cast<int64_t>(plan.detour_bytes.size()))
+      continue;
+    for (const DetourStep& step : plan.steps)
+      if (plan.detour + step.offset == pc && step.original >= 0 && !step.sp_adjust) return plan.patch + step.original;
+  }
+  return {};
+}
+
+namespace {
+
+// Where the stacks of threads are that the C library or the kernel has made, and their tops.
+Result<std::vector<StackTop>> stack_tops(const StoppedProcess& stopped, pid_t pid) {
+  std::vector<StackTop> tops;
+  auto maps = SONDE_TRY(read_maps(pid));
+  for (const StoppedThread& thread : stopped.threads()) {
+    Tracee one = SONDE_TRY(Tracee::borrow(thread.tid, pid));
+    Addr sp = thread.regs.sp(), thread_pointer(SONDE_TRY(one.regs()).fs_base);
+    auto mapping = std::ranges::find_if(maps, [&](const Mapping& m) { return m.range.contains(sp); });
+    if (mapping == maps.end()) continue;
+    // glibc has the thread's own data above its stack, and below it a page that is nobody's.
+    bool guarded = mapping != maps.begin() && std::prev(mapping)->range.end == mapping->range.begin &&
+                   !std::prev(mapping)->readable && !std::prev(mapping)->writable;
+    bool made =
+        mapping->path == "[stack]" || (guarded && sp < thread_pointer && mapping->range.contains(thread_pointer));
+    if (made) tops.push_back({mapping->range.begin, sp});
+  }
+  return tops;
+}
+
+}  // namespace
+
+// What a thread does with the engine, or somebody on its stack: nothing, runs its code or a detour, or changes a handler.
+Result<Target::Inside> Target::is_inside(StackTarget& images, const StoppedThread& thread) const {
   auto ours = [&](Addr pc) {
     const LoadedImage* image = images.image_at(pc);
     return (image && image->image->build_id() == agent_.image->build_id()) ||
            std::ranges::any_of(mapped_, [&](AddrRange range) { return range.contains(pc); });
   };
-  if (ours(Addr(thread.regs.pc()))) return true;
+  AddrRange change{agent_address(agent_.change_action.begin), agent_address(agent_.change_action.end)};
+  Inside inside = ours(Addr(thread.regs.pc())) ? Inside::yes : Inside::no;
   ThreadStack stack = SONDE_TRY(images.walk_now(thread, {.max_frames = kMostFrames}));
-  return std::ranges::any_of(stack.frames,
-                             [&](const Frame& f) { return f.recovered & kInDetour || ours(f.code().lookup()); });
+  for (const Frame& frame : stack.frames) {
+    Addr pc = frame.code().lookup();
+    if (change.contains(pc)) return Inside::changes_handlers;
+    if (frame.recovered & kInDetour || ours(pc)) inside = Inside::yes;
+  }
+  return inside;
 }
 
 // Gives every hooked slot its return address back. Value: activations whose slot is not where they were hooked: left by a
@@ -219,15 +289,21 @@ Result<size_t> Target::release_slots(Tracee& tracee) const {
   return elsewhere;
 }
 
-// Whether some word of the process's memory leads to a return trampoline: a copy of a stack, whoever made it.
-Result<bool> Target::holds_trampolines(pid_t pid) const {
+// Whether some word of the process's memory leads to a return trampoline: a copy of a stack, whoever made it. Below the tops of
+// stacks there are none: what is there is left over from calls that a jump has ended.
+Result<bool> Target::holds_trampolines(pid_t pid, std::span<const StackTop> tops) const {
+  constexpr uint64_t kRedZone = 128;
   uint64_t begin = agent_address(agent_.trampolines).value, size = uint64_t{kTrampolines} * kTrampolineStride;
   std::vector<uint64_t> words(1 << 17);
   for (const Mapping& mapping : SONDE_TRY(read_maps(pid))) {
     if (!mapping.writable || mapping.shared) continue;
     if (std::ranges::any_of(mapped_, [&](AddrRange range) { return range.overlaps(mapping.range); })) continue;
     if (mapping.path == agent_.path) continue;
-    for (uint64_t at = mapping.range.begin.value; at < mapping.range.end.value; at += words.size() * 8) {
+    uint64_t from = mapping.range.begin.value;
+    for (const StackTop& top : tops)  // the main one may have grown meanwhile
+      if (mapping.range.contains(top.sp) && (mapping.range.begin == top.begin || mapping.path == "[stack]"))
+        from = (top.sp.value - kRedZone) & ~uint64_t{7};
+    for (uint64_t at = from; at < mapping.range.end.value; at += words.size() * 8) {
       uint64_t bytes = std::min<uint64_t>(words.size() * 8, mapping.range.end.value - at);
       iovec here{words.data(), bytes}, there{reinterpret_cast<void*>(at), bytes};
       ssize_t got = process_vm_readv(pid, &here, 1, &there, 1, 0);
@@ -238,29 +314,57 @@ Result<bool> Target::holds_trampolines(pid_t pid) const {
   return false;
 }
 
+// The program's code, byte for byte.
+Result<void> Target::restore_code(Tracee& tracee) const {
+  ManyWrites writes;
+  for (const TargetSite& site : sites_) {
+    const SitePlan& plan = site.plan;
+    if (site.gone || plan.method == Method::refused) continue;
+    writes.add(plan.patch, plan.original);
+    writes.add(plan.island, plan.island_original);
+  }
+  return writes.make(tracee);
+}
+
 Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_pause) {
   StackTarget images = SONDE_TRY(StackTarget::of_images(pid));
-  auto deadline = steady_clock::now() + kLeaving;
+  auto deadline = steady_clock::now() + kLeaving, moment = steady_clock::now() + kBetweenHandlers;
   size_t elsewhere = 0;
-  for (bool first = true;; first = false) {
+  std::vector<StackTop> tops;
+  for (bool back = false, waited = false;;) {
     {
       Stopwatch watch(longest_pause);
       StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid));
       Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid));
-      ManyWrites writes;
-      for (const TargetSite& site : sites_) {
-        const SitePlan& plan = site.plan;
-        if (!first || site.gone || plan.method == Method::refused) continue;
-        writes.add(plan.patch, plan.original);
-        writes.add(plan.island, plan.island_original);
+      Inside inside = Inside::no;
+      std::vector<std::pair<pid_t, Addr>> ways_out;
+      for (StoppedThread thread : stopped.threads()) {
+        if (Addr place = original_place(Addr(thread.regs.pc()))) {
+          ways_out.emplace_back(thread.tid, place);
+          thread.regs.set(X86_64::rip, place.value);
+        }
+        inside = std::max(inside, SONDE_TRY(is_inside(images, thread)));
       }
-      SONDE_TRY_VOID(writes.make(tracee));
-      bool inside = false;
-      for (const StoppedThread& thread : stopped.threads()) inside |= SONDE_TRY(is_inside(images, thread));
-      if (!inside) {
+      // Who changes a handler just now would still put an entrance into the kernel's table, where the program would find it.
+      if (!back && (inside != Inside::changes_handlers || steady_clock::now() > moment)) {
+        SONDE_TRY_VOID(restore_code(tracee));
+        SONDE_TRY_VOID(set_flag(tracee, kControlBareHandlers, true));
+        SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
+        back = true;
+      }
+      for (auto [tid, place] : back ? ways_out : decltype(ways_out)()) {
+        Tracee one = SONDE_TRY(Tracee::borrow(tid, pid));
+        user_regs_struct regs = SONDE_TRY(one.regs());
+        regs.rip = place.value;
+        SONDE_TRY_VOID(one.set_regs(regs));
+      }
+      if (back && inside == Inside::no) {
+        if (waited) SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
         elsewhere = SONDE_TRY(release_slots(tracee));
+        if (elsewhere) tops = SONDE_TRY(stack_tops(stopped, pid));
         break;
       }
+      waited = back;
     }
     if (steady_clock::now() > deadline)
       return fmt::format(
@@ -269,7 +373,7 @@ Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_
           pid);
     std::this_thread::sleep_for(kBetweenRounds);
   }
-  if (elsewhere && SONDE_TRY(holds_trampolines(pid)))
+  if (elsewhere && SONDE_TRY(holds_trampolines(pid, tops)))
     return fmt::format(
         "process {} has copies of stacks with open calls, which return through the engine: it stays in memory, "
         "without effect",

@@ -74,8 +74,10 @@ Result<void> Target::install(Tracee& tracee, int session_fd, int presence_fd, Se
   Addr control = agent_address(agent_.control);
   SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, session), mapped.value));
   SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, thread_area), area.value));
-  if (status_field(pid_, "Seccomp") != "0")  // a sandbox that sonde itself runs in
-    SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, flags), uint32_t{kControlNoSystemCalls}));
+  uint32_t flags = 0;
+  if (!options_.launched) flags |= kControlBareHandlers;
+  if (status_field(pid_, "Seccomp") != "0") flags |= kControlNoSystemCalls;  // a sandbox that sonde itself runs in
+  SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, flags), flags));
   for (const Mapping& mapping : SONDE_TRY(read_maps(pid_)))
     if (mapping.path == "[stack]")
       SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, main_stack_end), mapping.range.end.value));
@@ -193,7 +195,7 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chos
   request.entry_trampoline = agent_address(agent_.entry);
   request.allow_traps = options_.allow_traps || options_.force_traps;
   request.force_traps = options_.force_traps;
-  request.system_calls = options_.launched;  // of a process that runs, nobody knows what they did so far
+  request.system_calls = minds_calls_;
   request.no_hijack = no_hijack_;
   if (first_site + request.functions.size() + request.points.size() > kMaxSites)
     return fail(fmt::format("more than {} functions to probe: choose fewer with -f", kMaxSites));

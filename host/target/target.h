@@ -58,6 +58,11 @@ struct Chosen {
 };
 using Selector = std::function<Result<Chosen>(const LoadedImage& image, bool is_program)>;
 
+// A thread's stack, from the lowest address of its memory, and where it had come to when the last hooked slot was released.
+struct StackTop {
+  Addr begin, sp;
+};
+
 struct TargetOptions {
   bool stacks = false;  // a stack per hit
   bool sum = false;  // calls are summed up in the target
@@ -83,7 +88,8 @@ class Target {
   Result<void> update(Tracee& tracee, const Selector& select);
 
   // The first update of a process that runs: plans while it does, then stops it for as long as patching takes, as often
-  // as threads stand in bytes that change. Sites where one always does are refused as `occupied`.
+  // as threads stand in bytes that change. Sites where one always does are refused as `occupied`. The program's handlers get
+  // their entrances in the first of these stops.
   Result<void> arm_running(const Selector& select, std::chrono::nanoseconds* longest_pause);
 
   // Takes back everything, from a process of the target that runs: code byte for byte, hooked return addresses, memory, the
@@ -99,6 +105,9 @@ class Target {
   std::span<const std::string> problems() const { return problems_; }
   // Why sites that need a trap were refused, or had theirs taken away; "" if none was.
   const std::string& no_traps() const { return no_traps_; }
+  // Whether handlers of the program see where they interrupted its own code. Not if a thread of one that ran never left the
+  // instructions through which they are installed.
+  bool minds_handlers() const { return minds_calls_; }
   Addr agent_address(ImageAddr a) const { return Addr(a.value + agent_bias_); }
 
  private:
@@ -120,9 +129,17 @@ class Target {
   void add_site(TargetSite site);
   Result<std::vector<uint32_t>> patch_stopped(const StoppedProcess& stopped, Tracee& tracee,
                                               std::vector<uint32_t> sites);
-  Result<bool> is_inside(class StackTarget& images, const StoppedThread& thread) const;
+  void refuse_occupied(std::span<const uint32_t> sites);
+  Result<void> restore_code(Tracee& tracee) const;
+  Addr original_place(Addr pc) const;
+  enum class Inside : uint8_t { no, yes, changes_handlers };
+  Result<Inside> is_inside(class StackTarget& images, const StoppedThread& thread) const;
+  // Handlers of a program that runs, in signals.cc.
+  Result<void> set_flag(Tracee& tracee, uint32_t flag, bool on);
+  Result<void> wrap_handlers(Tracee& tracee);
+  Result<void> unwrap_handlers(Tracee& tracee, pid_t pid) const;
   Result<size_t> release_slots(Tracee& tracee) const;
-  Result<bool> holds_trampolines(pid_t pid) const;
+  Result<bool> holds_trampolines(pid_t pid, std::span<const StackTop> tops) const;
   static Result<void> patch(Tracee& tracee, const TargetSite& site);
 
   // Traps, in traps.cc.
@@ -152,6 +169,7 @@ class Target {
   std::vector<TargetSite> sites_;
   std::vector<std::string> problems_;
   std::vector<AddrRange> mapped_;  // all memory that was made for the engine
+  bool minds_calls_ = true;  // system calls of images that are new come by the agent
   bool has_traps_ = false;  // allowed, and possible so far
   bool traps_begun_ = false;  // SIGTRAP is the agent's
   uint32_t traps_seen_ = 0;  // sites below have theirs
