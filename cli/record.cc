@@ -165,6 +165,19 @@ class Wanted {
   bool with_functions_;  // a place alone means no function
 };
 
+// A program that is busy shall not keep the recorder from going in and out, where that is permitted (CAP_SYS_NICE). Of the calling
+// thread alone; what it starts meanwhile would inherit it.
+class Hurry {
+ public:
+  Hurry() : before_(getpriority(PRIO_PROCESS, 0)) { setpriority(PRIO_PROCESS, 0, std::max(before_ - kNicer, -20)); }
+  ~Hurry() { setpriority(PRIO_PROCESS, 0, before_); }
+  Hurry(const Hurry&) = delete;
+
+ private:
+  static constexpr int kNicer = 10;
+  int before_;
+};
+
 class Recording {
  public:
   Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
@@ -243,6 +256,7 @@ class Recording {
     AgentFile agent = require(find_agent());
     pid_t pid = require(check_attachable(options_.pid, agent));
     watch_signals();
+    std::optional<Hurry> hurry(std::in_place);
     std::optional<Progress> progress(std::in_place, options_.quiet);
     Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
       auto chosen = wanted.choose(loaded, is_program);
@@ -268,6 +282,7 @@ class Recording {
           "a pc in the copy of a function's first instructions",
           pid));
     start_trace(pid);
+    hurry.reset();
     recorder_.emplace(*session_, *writer_);
     session_->set_state(SessionState::recording);
     if (!options_.quiet)
@@ -276,8 +291,10 @@ class Recording {
     Service service(*target_, session_->header(), selector, [this](pid_t ending) { take_in_flight(ending); });
     int command_status = attend_attached(service);
     note_waiting(wanted);
+    hurry.emplace();
     stop_attached();
     take_out(attached.agent_handle, &pause);
+    hurry.reset();
     service.note_pause(pause);
     finish(service, -1);
     if (command_status >= 0) pass_on(command_status);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "host/target/agent_file.h"
@@ -21,7 +22,7 @@ class LentThread {
  public:
   // Waits up to some seconds for a thread to come to such a place.
   static Result<LentThread> find(pid_t pid);
-  LentThread(LentThread&&) = default;
+  LentThread(LentThread&& other) noexcept;
 
   Tracee& tracee() { return tracee_; }
   Addr syscall_instruction() const { return syscall_; }
@@ -34,13 +35,17 @@ class LentThread {
 
  private:
   LentThread(StillThread still, Tracee tracee, std::shared_ptr<StackTarget> images, Addr syscall)
-      : still_(std::move(still)), tracee_(std::move(tracee)), images_(std::move(images)), syscall_(syscall) {}
+      : still_(std::move(still)), tracee_(std::move(tracee)), images_(std::move(images)), syscall_(syscall) {
+    hurry();
+  }
+  void hurry();
   Result<void> make_scratch();
   StillThread still_;  // outlives tracee_
   Tracee tracee_;
   std::shared_ptr<StackTarget> images_;
   Addr syscall_, scratch_;
   uint64_t used_ = 0;
+  std::optional<int> nice_;  // the thread's own
 };
 
 struct Attached {

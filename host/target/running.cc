@@ -26,8 +26,9 @@ using std::chrono::steady_clock;
 
 constexpr int kRounds = 40;
 constexpr size_t kSitesPerStop = 4096;
-constexpr auto kBetweenRounds = milliseconds(2);
-constexpr auto kLeaving = milliseconds(3000), kBetweenHandlers = milliseconds(500);
+constexpr auto kBetweenRounds = milliseconds(2), kMostBetween = milliseconds(64);
+constexpr auto kLeaving = milliseconds(10000), kBetweenHandlers = milliseconds(500), kLettingOut = milliseconds(3);
+constexpr auto kMoment = std::chrono::microseconds(50);
 constexpr unsigned kMostFrames = 10000;
 constexpr uint64_t kLongestStack = 8 << 20;  // of a thread, looked through for interrupted code
 
@@ -94,16 +95,6 @@ class ManyWrites {
   std::vector<Piece> pieces_;
 };
 
-class Stopwatch {
- public:
-  explicit Stopwatch(nanoseconds* longest) : longest_(longest) {}
-  ~Stopwatch() { *longest_ = std::max<nanoseconds>(*longest_, steady_clock::now() - begin_); }
-
- private:
-  nanoseconds* longest_;
-  steady_clock::time_point begin_ = steady_clock::now();
-};
-
 }  // namespace
 
 // Patches those of the sites in whose bytes no thread stands, or from where it can be led into the detour. Value: the others.
@@ -167,8 +158,7 @@ Result<void> Target::arm_running(const Selector& select, nanoseconds* longest_pa
   bool wrapped = false;
   for (int round = 0; round < kRounds && !wrapped; round++) {
     if (round) std::this_thread::sleep_for(kBetweenRounds);
-    Stopwatch watch(longest_pause);
-    StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_));
+    StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_, longest_pause));
     Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
     calls = SONDE_TRY(patch_stopped(stopped, tracee, calls));
     if ((wrapped = calls.empty())) SONDE_TRY_VOID(wrap_handlers(tracee));
@@ -182,8 +172,7 @@ Result<void> Target::arm_running(const Selector& select, nanoseconds* longest_pa
     for (size_t begin = 0; begin < functions.size(); begin += kSitesPerStop) {
       auto from = functions.begin() + static_cast<ptrdiff_t>(begin);
       auto to = functions.begin() + static_cast<ptrdiff_t>(std::min(begin + kSitesPerStop, functions.size()));
-      Stopwatch watch(longest_pause);
-      StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_));
+      StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_, longest_pause));
       Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
       auto left = SONDE_TRY(patch_stopped(stopped, tracee, {from, to}));
       rest.insert(rest.end(), left.begin(), left.end());
@@ -215,19 +204,22 @@ Result<std::vector<T>> read_array(const Tracee& tracee, Addr at, size_t count) {
 
 }  // namespace
 
-// Where a thread that stands in a detour, between two of the displaced instructions, goes on in the code itself when that has come
-// back: also one that waits in a system call for as long as it likes. 0: it does not stand there.
-Addr Target::original_place(Addr pc) const {
-  if (std::ranges::none_of(mapped_, [&](AddrRange range) { return range.contains(pc); })) return {};
+// Where a thread that stands in a detour goes on in the code itself when that has come back: in front of the function while the
+// detour has only made room on the stack, else between two of the displaced instructions, also where it waits in a system
+// call for as long as it likes. Without value: it does not stand there, or in the middle of what stands for one instruction.
+std::optional<Target::WayOut> Target::way_out(Addr pc) const {
+  if (std::ranges::none_of(mapped_, [&](AddrRange range) { return range.contains(pc); })) return std::nullopt;
   for (const TargetSite& site : sites_) {
     const SitePlan& plan = site.plan;
-    if (site.gone || plan.method == Method::refused || pc < plan.resume ||
-        pc >= plan.detour + static_cast<int64_t>(plan.detour_bytes.size()))
-      continue;
-    for (const DetourStep& step : plan.steps)
-      if (plan.detour + step.offset == pc && step.original >= 0 && !step.sp_adjust) return plan.patch + step.original;
+    if (site.gone || plan.method == Method::refused) continue;
+    if (pc < plan.detour || pc >= plan.detour + static_cast<int64_t>(plan.detour_bytes.size())) continue;
+    for (const DetourStep& step : plan.steps) {
+      if (plan.detour + step.offset != pc) continue;
+      if (step.original < 0) return WayOut{plan.patch, step.sp_adjust};
+      if (!step.sp_adjust) return WayOut{plan.patch + step.original, 0};
+    }
   }
-  return {};
+  return std::nullopt;
 }
 
 namespace {
@@ -254,7 +246,7 @@ Result<std::vector<StackTop>> stack_tops(const StoppedProcess& stopped, pid_t pi
 }  // namespace
 
 // What a thread does with the engine, or somebody on its stack: nothing, runs its code or a detour, or changes a handler.
-Result<Target::Inside> Target::is_inside(StackTarget& images, const StoppedThread& thread) const {
+Target::Inside Target::is_inside(StackTarget& images, const StoppedThread& thread, ProcessMemory& memory) const {
   auto ours = [&](Addr pc) {
     const LoadedImage* image = images.image_at(pc);
     return (image && image->image->build_id() == agent_.image->build_id()) ||
@@ -262,7 +254,7 @@ Result<Target::Inside> Target::is_inside(StackTarget& images, const StoppedThrea
   };
   AddrRange change{agent_address(agent_.change_action.begin), agent_address(agent_.change_action.end)};
   Inside inside = ours(Addr(thread.regs.pc())) ? Inside::yes : Inside::no;
-  ThreadStack stack = SONDE_TRY(images.walk_now(thread, {.max_frames = kMostFrames}));
+  ThreadStack stack = images.walk_now(thread, {.max_frames = kMostFrames}, memory);
   for (const Frame& frame : stack.frames) {
     Addr pc = frame.code().lookup();
     if (change.contains(pc)) return Inside::changes_handlers;
@@ -329,22 +321,29 @@ Result<void> Target::restore_code(Tracee& tracee) const {
 Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_pause) {
   StackTarget images = SONDE_TRY(StackTarget::of_images(pid));
   auto deadline = steady_clock::now() + kLeaving, moment = steady_clock::now() + kBetweenHandlers;
+  auto between = kBetweenRounds;
   size_t elsewhere = 0;
   std::vector<StackTop> tops;
-  for (bool back = false, waited = false;;) {
+  for (bool back = false;;) {
     {
-      Stopwatch watch(longest_pause);
-      StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid));
+      StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid, longest_pause));
       Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid));
+      ProcessMemory memory(pid, SONDE_TRY(read_maps(pid)));
       Inside inside = Inside::no;
-      std::vector<std::pair<pid_t, Addr>> ways_out;
-      for (StoppedThread thread : stopped.threads()) {
-        if (Addr place = original_place(Addr(thread.regs.pc()))) {
-          ways_out.emplace_back(thread.tid, place);
-          thread.regs.set(X86_64::rip, place.value);
+      std::map<pid_t, WayOut> ways_out;
+      std::vector<pid_t> who;
+      auto look_at = [&](StoppedThread thread) {
+        ways_out.erase(thread.tid);
+        if (auto way = way_out(thread.regs.pc())) {
+          ways_out.emplace(thread.tid, *way);
+          thread.regs.set(X86_64::rip, way->pc.value);
+          thread.regs.set(X86_64::rsp, (thread.regs.sp() + way->sp_adjust).value);
         }
-        inside = std::max(inside, SONDE_TRY(is_inside(images, thread)));
-      }
+        Inside one = is_inside(images, thread, memory);
+        if (one != Inside::no) who.push_back(thread.tid);
+        inside = std::max(inside, one);
+      };
+      for (const StoppedThread& thread : stopped.threads()) look_at(thread);
       // Who changes a handler just now would still put an entrance into the kernel's table, where the program would find it.
       if (!back && (inside != Inside::changes_handlers || steady_clock::now() > moment)) {
         SONDE_TRY_VOID(restore_code(tracee));
@@ -352,26 +351,37 @@ Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_
         SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
         back = true;
       }
-      for (auto [tid, place] : back ? ways_out : decltype(ways_out)()) {
+      // Most need a few more instructions, and would be the last of many to get a processor.
+      auto patience = steady_clock::now() + kLettingOut;
+      for (size_t turn = 0; back && !who.empty() && steady_clock::now() < patience; turn++) {
+        pid_t tid = who[turn % who.size()];
+        std::erase(who, tid);
+        bool runs = SONDE_TRY(stopped.let_run(tid, kMoment));
+        memory.forget();
+        ways_out.erase(tid);
+        if (runs) look_at(*std::ranges::find(stopped.threads(), tid, &StoppedThread::tid));
+      }
+      if (who.empty()) inside = Inside::no;
+      for (auto& [tid, way] : back ? ways_out : decltype(ways_out)()) {
         Tracee one = SONDE_TRY(Tracee::borrow(tid, pid));
         user_regs_struct regs = SONDE_TRY(one.regs());
-        regs.rip = place.value;
+        regs.rip = way.pc.value, regs.rsp += static_cast<uint64_t>(way.sp_adjust);
         SONDE_TRY_VOID(one.set_regs(regs));
       }
       if (back && inside == Inside::no) {
-        if (waited) SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
+        SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
         elsewhere = SONDE_TRY(release_slots(tracee));
         if (elsewhere) tops = SONDE_TRY(stack_tops(stopped, pid));
         break;
       }
-      waited = back;
     }
     if (steady_clock::now() > deadline)
       return fmt::format(
           "a thread of process {} stayed in the engine's code, so calls that were open return through it, and it "
           "stays in memory, without effect",
           pid);
-    std::this_thread::sleep_for(kBetweenRounds);
+    std::this_thread::sleep_for(between);
+    between = std::min(between * 2, kMostBetween);
   }
   if (elsewhere && SONDE_TRY(holds_trampolines(pid, tops)))
     return fmt::format(

@@ -247,6 +247,10 @@ Result<ThreadStack> StackTarget::walk_now(const StoppedThread& thread, const Wal
   return walk(thread, memory, options);
 }
 
+ThreadStack StackTarget::walk_now(const StoppedThread& thread, const WalkOptions& options, ProcessMemory& memory) {
+  return walk(thread, memory, options);
+}
+
 Result<StackTarget> StackTarget::of_core(const std::string& path, const std::string& executable) {
   StackTarget target;
   auto core = SONDE_TRY(CoreFile::open(path));

@@ -54,6 +54,8 @@ class StackTarget {
   ThreadStack walk(const StoppedThread& thread, const WalkOptions& options);
   // A thread that stands still now, from the memory as it is.
   Result<ThreadStack> walk_now(const StoppedThread& thread, const WalkOptions& options);
+  // The same for many, from what `memory` has read while all of them stand.
+  ThreadStack walk_now(const StoppedThread& thread, const WalkOptions& options, ProcessMemory& memory);
   // The file that was mapped at pc, whether it could be read or not; "" if none was.
   std::string file_at(Addr pc) const;
 

@@ -131,9 +131,13 @@ class Target {
                                               std::vector<uint32_t> sites);
   void refuse_occupied(std::span<const uint32_t> sites);
   Result<void> restore_code(Tracee& tracee) const;
-  Addr original_place(Addr pc) const;
+  struct WayOut {
+    Addr pc;
+    int64_t sp_adjust;
+  };
+  std::optional<WayOut> way_out(Addr pc) const;
   enum class Inside : uint8_t { no, yes, changes_handlers };
-  Result<Inside> is_inside(class StackTarget& images, const StoppedThread& thread) const;
+  Inside is_inside(class StackTarget& images, const StoppedThread& thread, class ProcessMemory& memory) const;
   // Handlers of a program that runs, in signals.cc.
   Result<void> set_flag(Tracee& tracee, uint32_t flag, bool on);
   Result<void> wrap_handlers(Tracee& tracee);

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "host/target/tracee.h"
@@ -33,13 +35,23 @@ std::string status_field(pid_t tid, std::string_view field) {
   return "";
 }
 
-std::vector<pid_t> live_threads(pid_t pid) {
+namespace {
+
+std::vector<pid_t> all_threads(pid_t pid) {
   std::vector<pid_t> tids;
   DIR* dir = opendir(fmt::format("/proc/{}/task", pid).c_str());
   if (!dir) return tids;
   while (dirent* entry = readdir(dir))
-    if (pid_t tid = std::atoi(entry->d_name); tid && !status_field(tid, "State").starts_with("Z")) tids.push_back(tid);
+    if (pid_t tid = std::atoi(entry->d_name)) tids.push_back(tid);
   closedir(dir);
+  return tids;
+}
+
+}  // namespace
+
+std::vector<pid_t> live_threads(pid_t pid) {
+  auto tids = all_threads(pid);
+  std::erase_if(tids, [](pid_t tid) { return status_field(tid, "State").starts_with("Z"); });
   return tids;
 }
 
@@ -92,6 +104,8 @@ bool gives_up_when_stopped(uint64_t call) {
 
 constexpr std::chrono::milliseconds kPatience{5000}, kLastPatience{200};
 
+}  // namespace
+
 // While a thread stands for it, sonde waits for no other process, where that is permitted (CAP_SYS_NICE); and it sleeps until
 // the thread stands, for such a process yields to nobody. The kernel tells of a stop by SIGCHLD, which must be blocked.
 class Urgent {
@@ -125,6 +139,8 @@ class Urgent {
   sigset_t mask_;
   bool changed_;
 };
+
+namespace {
 
 // True when it stands or is gone. A thread that waits for a vfork child or a disk stops only when that is over. `urgent`: there is
 // an Urgent.
@@ -274,39 +290,80 @@ Result<std::optional<StillThread>> StillThread::hold(pid_t pid, pid_t tid) {
   return std::optional<StillThread>(std::move(still));
 }
 
+StoppedProcess::StoppedProcess() = default;
+StoppedProcess::~StoppedProcess() { resume(); }
 StoppedProcess::StoppedProcess(StoppedProcess&& other) noexcept
-    : held_(std::exchange(other.held_, {})), threads_(std::exchange(other.threads_, {})) {}
+    : urgent_(std::move(other.urgent_)),
+      begin_(other.begin_),
+      longest_pause_(std::exchange(other.longest_pause_, nullptr)),
+      held_(std::exchange(other.held_, {})),
+      threads_(std::exchange(other.threads_, {})) {}
 
 Result<bool> StoppedProcess::seize_new_threads(pid_t pid) {
   bool any = false;
-  for (pid_t tid : live_threads(pid)) {
+  for (pid_t tid : all_threads(pid)) {
     if (std::ranges::any_of(held_, [&](const HeldThread& h) { return h.tid == tid; })) continue;
     if (!SONDE_TRY(seize(pid, tid))) continue;
     held_.push_back({.tid = tid});
     any = true;
-    if (ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr) != 0 && errno == ESRCH) held_.back().gone = true;
   }
   return any;
 }
 
-Result<StoppedProcess> StoppedProcess::stop(pid_t pid) {
+bool StoppedProcess::interrupt(HeldThread& held) {
+  if (ptrace(PTRACE_INTERRUPT, held.tid, nullptr, nullptr) != 0 && errno == ESRCH) held.gone = true;
+  return !held.gone;
+}
+
+Result<StoppedProcess> StoppedProcess::stop(pid_t pid, std::chrono::nanoseconds* longest_pause) {
   StoppedProcess process;
   pid_t group = SONDE_TRY(check_traceable(pid));
+  // What takes time comes before the first of them stands.
+  SONDE_TRY(process.seize_new_threads(group));
+  std::vector<std::pair<pid_t, std::string>> names;
+  for (const HeldThread& held : process.held_) names.emplace_back(held.tid, thread_name(group, held.tid));
+  process.urgent_ = std::make_unique<Urgent>();
+  process.longest_pause_ = longest_pause;
+  process.begin_ = std::chrono::steady_clock::now();
   // A thread that runs may make others until it stands: repeat until a whole look at the list finds nobody new.
-  while (SONDE_TRY(process.seize_new_threads(group)))
-    for (HeldThread& held : process.held_)
-      if (!wait_until_stopped(held, kPatience))
+  size_t interrupted = 0;
+  do {
+    for (size_t i = interrupted; i < process.held_.size(); i++) process.interrupt(process.held_[i]);
+    for (; interrupted < process.held_.size(); interrupted++)
+      if (HeldThread& held = process.held_[interrupted]; !wait_until_stopped(held, kPatience, true))
         return fail(
             fmt::format("thread {} of process {} does not stop: it waits in the kernel for a vfork child or a device "
                         "(state {}); try again later",
                         held.tid, group, status_field(held.tid, "State")));
+  } while (SONDE_TRY(process.seize_new_threads(group)));
   for (HeldThread& held : process.held_) {
     if (held.gone) continue;
     auto regs = SONDE_TRY(read_registers(held));
-    if (!held.gone) process.threads_.push_back({held.tid, thread_name(group, held.tid), regs});
+    if (held.gone) continue;
+    auto name = std::ranges::find(names, held.tid, &std::pair<pid_t, std::string>::first);
+    process.threads_.push_back({held.tid, name == names.end() ? thread_name(group, held.tid) : name->second, regs});
   }
   if (process.threads_.empty()) return fail(fmt::format("process {} ended while it was being stopped", pid));
   return process;
+}
+
+Result<bool> StoppedProcess::let_run(pid_t tid, std::chrono::microseconds moment) {
+  auto held = std::ranges::find(held_, tid, &HeldThread::tid);
+  auto thread = std::ranges::find(threads_, tid, &StoppedThread::tid);
+  if (held == held_.end() || held->gone || thread == threads_.end()) return false;
+  // It must get a processor now, whoever else wants one.
+  errno = 0;
+  auto id = static_cast<id_t>(tid);
+  int nice = getpriority(PRIO_PROCESS, id);
+  bool hurries = errno == 0 && setpriority(PRIO_PROCESS, id, -20) == 0;
+  if (ptrace(PTRACE_CONT, tid, nullptr, static_cast<long>(std::exchange(held->signal, 0))) != 0) return false;
+  held->stopped = false;
+  std::this_thread::sleep_for(moment);
+  bool stands = !interrupt(*held) || wait_until_stopped(*held, kPatience, true);
+  if (hurries) setpriority(PRIO_PROCESS, id, nice);
+  if (!stands) return fail(fmt::format("thread {} does not stop any more; try again later", tid));
+  if (!held->gone) thread->regs = SONDE_TRY(read_registers(*held));
+  return !held->gone;
 }
 
 void StoppedProcess::resume() {
@@ -314,7 +371,11 @@ void StoppedProcess::resume() {
     // After an error some may not stand yet, and only who stands can be let go; the kernel does it when sonde ends.
     if (wait_until_stopped(held, kLastPatience)) let_go(held);
   }
+  if (longest_pause_)
+    *longest_pause_ = std::max<std::chrono::nanoseconds>(*longest_pause_, std::chrono::steady_clock::now() - begin_);
+  longest_pause_ = nullptr;
   held_.clear();
+  urgent_.reset();
 }
 
 }  // namespace sonde::host

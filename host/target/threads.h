@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -72,20 +73,27 @@ class StillThread {
 
 class StoppedProcess {
  public:
-  // Returns when every thread of pid stands still; on error everything that was stopped runs again.
-  static Result<StoppedProcess> stop(pid_t pid);
+  // Returns when every thread of pid stands still; on error everything that was stopped runs again. `longest_pause`, which must
+  // outlive it, is made no shorter than the time for which a thread stood.
+  static Result<StoppedProcess> stop(pid_t pid, std::chrono::nanoseconds* longest_pause = nullptr);
 
   std::span<const StoppedThread> threads() const { return threads_; }
+  // One of them runs for a moment, the others stand: out of code that nobody is to be in. False: it is gone.
+  Result<bool> let_run(pid_t tid, std::chrono::microseconds moment);
   void resume();
 
-  ~StoppedProcess() { resume(); }
+  ~StoppedProcess();
   StoppedProcess(StoppedProcess&& other) noexcept;
   StoppedProcess& operator=(StoppedProcess&&) = delete;
 
  private:
-  StoppedProcess() = default;
+  StoppedProcess();
   Result<bool> seize_new_threads(pid_t pid);
+  bool interrupt(HeldThread& held);
 
+  std::unique_ptr<class Urgent> urgent_;
+  std::chrono::steady_clock::time_point begin_;
+  std::chrono::nanoseconds* longest_pause_ = nullptr;
   std::vector<HeldThread> held_;
   std::vector<StoppedThread> threads_;
 };

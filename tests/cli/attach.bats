@@ -275,6 +275,44 @@ CODE
   ends_well
 }
 
+@test "attach: what jumps left on the stack does not keep the agent in" {
+  cat >jumps.c <<'CODE'
+#include <setjmp.h>
+#include <stdio.h>
+#include <unistd.h>
+static jmp_buf out;
+__attribute__((noinline, noclone)) int down(int n) {
+  if (n == 0) longjmp(out, 7);
+  int r = down(n - 1);
+  __asm__ volatile("" : "+r"(r));
+  return r + 1;
+}
+int main(void) {
+  puts("runs"), fflush(stdout);
+  long wrong = 0;
+  while (access("stop", F_OK) != 0) {
+    int got = setjmp(out);
+    if (!got) down(200);
+    wrong += got != 7;
+    for (volatile int i = 0; i < 100000; i++) {
+    }
+  }
+  printf("%ld wrong\n", wrong);
+}
+CODE
+  gcc -O1 -o jumps jumps.c
+  start ./jumps
+  state >before
+  for i in {1..5}; do
+    "$SONDE" record --drop -o trace -p $pid -- sleep 0.2 2>said
+    ! grep -q 'stays in memory' said
+    [ "$(calls_of down)" -gt 200 ]
+    state >after
+    diff before after
+  done
+  ends_well
+}
+
 @test "attach: children that are forked meanwhile are recorded and set free" {
   cat >forks.c <<'CODE'
 #include <stdio.h>
