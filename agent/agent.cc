@@ -15,6 +15,10 @@ __attribute__((used)) AgentControl sonde_agent_control = {.version = kAgentVersi
                                                           .unwinders = {},
                                                           .traps = nullptr,
                                                           .program_trap = {},
-                                                          .host_actions = {}};
+                                                          .host_actions = {},
+                                                          .handle = 0,
+                                                          .mapped_count = 0,
+                                                          .reserved_too = 0,
+                                                          .mapped = {}};
 }
 }  // namespace sonde

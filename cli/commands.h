@@ -34,6 +34,7 @@ void add_record(CLI::App& app, int& status);
 void add_report(CLI::App& app, int& status);
 void add_list(CLI::App& app, int& status);
 void add_stack(CLI::App& app, int& status);
+void add_detach(CLI::App& app, int& status);
 void add_check(CLI::App& app, int& status);
 void add_dump(CLI::App& app, int& status);
 

@@ -101,6 +101,7 @@ int main(int argc, char** argv) {
     sonde::cli::add_report(app, status);
     sonde::cli::add_list(app, status);
     sonde::cli::add_stack(app, status);
+    sonde::cli::add_detach(app, status);
     sonde::cli::add_check(app, status);
     sonde::cli::add_dump(app, status);
     sonde::cli::refuse_empty_values(app);

@@ -254,8 +254,13 @@ class Recording {
   void attach_and_record(Wanted& wanted) {
     uint64_t max_bytes = parse_size(options_.max_size);
     AgentFile agent = require(find_agent());
-    pid_t pid = require(check_attachable(options_.pid, agent));
+    bool left;
+    pid_t pid = require(check_attachable(options_.pid, agent, &left));
     watch_signals();
+    if (left) {
+      if (std::string stays = require(take_out_left(pid, agent)); !stays.empty()) throw CommandError{{stays}};
+      if (!options_.quiet) tell("sonde: note: an agent that a killed recorder had left in process {} is out\n", pid);
+    }
     std::optional<Hurry> hurry(std::in_place);
     std::optional<Progress> progress(std::in_place, options_.quiet);
     Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
@@ -263,7 +268,7 @@ class Recording {
       if (progress && chosen) progress->add(chosen->functions.size() + chosen->points.size());
       return chosen;
     };
-    Attached attached = put_agent_into(pid, agent);
+    put_agent_into(pid, agent);
     std::chrono::nanoseconds pause{0};
     try {
       require(target_->arm_running(selector, &pause));
@@ -271,7 +276,7 @@ class Recording {
       require_match(wanted);
       writer_.emplace(require(TraceWriter::create(options_.output, max_bytes)));
     } catch (...) {
-      if (auto left = target_->detach(pid, attached.agent_handle, &pause); !left || !left->empty())
+      if (auto left = target_->detach(pid, &pause); !left || !left->empty())
         tell("sonde: note: {}\n", printable(left ? *left : "detaching: " + left.error().message));
       throw;
     }
@@ -293,10 +298,13 @@ class Recording {
     note_waiting(wanted);
     hurry.emplace();
     stop_attached();
-    take_out(attached.agent_handle, &pause);
+    take_out(&pause);
     hurry.reset();
     service.note_pause(pause);
     finish(service, -1);
+    if (!options_.quiet)
+      tell("sonde: process {} stood still for at most {:.2f} ms at a time\n", pid,
+           static_cast<double>(service.longest_pause_ns()) / 1e6);
     if (command_status >= 0) pass_on(command_status);
   }
 
@@ -307,17 +315,19 @@ class Recording {
     return chosen;
   }
 
-  Attached put_agent_into(pid_t pid, const AgentFile& agent) {
+  void put_agent_into(pid_t pid, const AgentFile& agent) {
     LentThread lent = require(LentThread::find(pid));
     Attached attached = require(host::attach(pid, agent, lent));
     session_ = require(Session::create(session_options(), attached.session_fd));
     presence_.emplace(require(Presence::create(attached.presence_fd)));
     close(attached.session_fd), close(attached.presence_fd);
-    TargetOptions target_options{
-        .stacks = options_.stacks, .sum = options_.sum, .allow_traps = !options_.no_trap, .launched = false};
+    TargetOptions target_options{.stacks = options_.stacks,
+                                 .sum = options_.sum,
+                                 .allow_traps = !options_.no_trap,
+                                 .launched = false,
+                                 .handle = attached.agent_handle};
     target_.emplace(pid, agent, attached.program, lent.syscall_instruction(), target_options);
     require(target_->install(lent.tracee(), attached.their_session_fd, attached.their_presence_fd, session_->header()));
-    return attached;
   }
 
   // Until the process ends, or somebody wants an end, or the command that says for how long has ended: its wait status.
@@ -361,9 +371,9 @@ class Recording {
     for (pid_t pid : processes) take_in_flight(pid);
   }
 
-  void take_out(Addr agent_handle, std::chrono::nanoseconds* pause) {
+  void take_out(std::chrono::nanoseconds* pause) {
     for (pid_t pid : presence_->processes()) {
-      auto left = target_->detach(pid, pid == target_->pid() ? agent_handle : Addr(), pause);
+      auto left = target_->detach(pid, pause);
       if (left && left->empty()) continue;
       meta_.notes.push_back(left ? *left : "detaching: " + left.error().message);
       if (!options_.quiet) tell("sonde: note: {}\n", printable(meta_.notes.back()));

@@ -15,6 +15,7 @@ constexpr uint32_t kAgentVersion = 1;
 constexpr uint32_t kMaxThreads = 8192;
 constexpr unsigned kMaxContextLevels = 8;
 constexpr unsigned kMaxUnwinders = 64;
+constexpr unsigned kMaxMapped = 1024;
 
 // The functions of one unwinder (libgcc, LLVM), wherever it is linked in. The personality of the return trampolines uses
 // those of the image that calls it.
@@ -66,6 +67,13 @@ struct AgentControl {
   const TrapTable* traps;  // null: no trap sites
   KernelSigaction program_trap;  // what the program itself wants done with SIGTRAP
   KernelSigaction host_actions[2];  // for system calls that the host has a stopped thread make
+  // For a host that takes the agent out although it did not put it in (host/target/recover.cc).
+  uint64_t handle;  // of dlopen; 0: the loader itself has loaded the agent
+  uint32_t mapped_count;  // memory that was made for the engine; beyond kMaxMapped the place is not known
+  uint32_t reserved_too;
+  struct {
+    uint64_t begin, end;
+  } mapped[kMaxMapped];
 };
 
 // Names of the agent's objects for the host.

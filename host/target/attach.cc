@@ -15,11 +15,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
 #include "host/target/program_file.h"
+#include "host/target/target.h"
 
 namespace sonde::host {
 
@@ -245,7 +248,33 @@ Result<uint64_t> LentThread::call(const std::string& function, std::initializer_
   return fail(fmt::format("the program's C library has no {}", function));
 }
 
-Result<pid_t> check_attachable(pid_t pid, const AgentFile& agent) {
+namespace {
+
+// Who has the session of the agent in `maps` mapped, and is not a target itself, as forked children are: those have the page of
+// presence too. 0: nobody that we may look into.
+pid_t recorder_of(const std::vector<Mapping>& maps) {
+  auto is_session = [](const Mapping& m) { return m.path.starts_with("/memfd:sonde") && m.shared && m.writable; };
+  auto session = std::ranges::find_if(maps, is_session);
+  if (session == maps.end()) return 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    pid_t other = std::atoi(entry.path().filename().c_str());
+    auto theirs = other > 0 ? read_maps(other) : Result<std::vector<Mapping>>(std::vector<Mapping>());
+    if (!theirs) continue;
+    bool maps_it = std::ranges::any_of(*theirs, [&](const Mapping& m) {
+      return m.inode == session->inode && m.device == session->device && is_session(m);
+    });
+    bool is_target = std::ranges::any_of(
+        *theirs, [](const Mapping& m) { return m.path.starts_with("/memfd:sonde") && m.shared && !m.readable; });
+    if (maps_it && !is_target) return other;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Result<pid_t> check_attachable(pid_t pid, const AgentFile& agent, bool* left) {
+  *left = false;
   pid = SONDE_TRY(check_traceable(pid));
   std::string name = status_field(pid, "Name");
   auto refuse = [&](std::string why) { return fail(fmt::format("process {} ({}) {}", pid, name, why)); };
@@ -262,11 +291,22 @@ Result<pid_t> check_attachable(pid_t pid, const AgentFile& agent) {
   bool c_library = false;
   for (const LoadedImage& loaded : SONDE_TRY(loaded_images(pid, nullptr))) {
     c_library |= is_c_library(*loaded.image);
-    if (loaded.image->build_id() == agent.image->build_id() || base_name(loaded.image->path()) == base_name(agent.path))
-      return refuse("is recorded already: its agent is in place; end that recording first");
+    bool same = loaded.image->build_id() == agent.image->build_id();
+    if (!same && base_name(loaded.image->path()) != base_name(agent.path)) continue;
+    if (pid_t recorder = recorder_of(*maps))
+      return refuse(fmt::format("is recorded already, by process {}: end that recording first", recorder));
+    if (!same)
+      return refuse("has the agent of another sonde in it, whose recorder is gone: `sonde detach` of that one");
+    *left = true;
   }
   if (!c_library) return refuse("has no glibc: programs of other C libraries cannot be recorded yet");
   return pid;
+}
+
+Result<std::string> take_out_left(pid_t pid, const AgentFile& agent) {
+  Target target = SONDE_TRY(Target::recover(pid, agent));
+  std::chrono::nanoseconds pause{0};
+  return target.detach(pid, &pause);
 }
 
 Result<Attached> attach(pid_t pid, const AgentFile& agent, LentThread& lent) {

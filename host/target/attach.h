@@ -56,8 +56,12 @@ struct Attached {
   Addr agent_handle;  // of dlopen
 };
 
-// What forbids to attach to the process, before anything is touched; its id, if a thread's was given.
-Result<pid_t> check_attachable(pid_t pid, const AgentFile& agent);
+// What forbids to attach to the process, before anything is touched; its id, if a thread's was given. `left`: whether an agent is
+// in it whose recorder is gone; that must be taken out first.
+Result<pid_t> check_attachable(pid_t pid, const AgentFile& agent, bool* left);
+
+// The process whose recorder stopped living without taking its agent out: takes it out. Value: as that of Target::detach.
+Result<std::string> take_out_left(pid_t pid, const AgentFile& agent);
 
 // Closing the descriptors is up to the caller (theirs: Target::install).
 Result<Attached> attach(pid_t pid, const AgentFile& agent, LentThread& lent);

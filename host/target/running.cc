@@ -318,7 +318,7 @@ Result<void> Target::restore_code(Tracee& tracee) const {
   return writes.make(tracee);
 }
 
-Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_pause) {
+Result<std::string> Target::detach(pid_t pid, nanoseconds* longest_pause) {
   StackTarget images = SONDE_TRY(StackTarget::of_images(pid));
   auto deadline = steady_clock::now() + kLeaving, moment = steady_clock::now() + kBetweenHandlers;
   auto between = kBetweenRounds;
@@ -388,11 +388,14 @@ Result<std::string> Target::detach(pid_t pid, Addr handle, nanoseconds* longest_
         "process {} has copies of stacks with open calls, which return through the engine: it stays in memory, "
         "without effect",
         pid);
-  if (!handle) return std::string();
+  if (pid != pid_ || !options_.handle) return std::string();
   LentThread lent = SONDE_TRY(LentThread::find(pid));
+  // From here on nobody else may give that memory back: it may be the program's by then.
+  SONDE_TRY_VOID(
+      lent.tracee().write_as(agent_address(agent_.control) + offsetof(AgentControl, mapped_count), uint32_t{0}));
   for (AddrRange range : mapped_)
     SONDE_TRY(lent.tracee().system_call(lent.syscall_instruction(), SYS_munmap, {range.begin.value, range.size()}));
-  if (SONDE_TRY(lent.call("dlclose", {handle.value})) != 0)
+  if (SONDE_TRY(lent.call("dlclose", {options_.handle.value})) != 0)
     return fmt::format("process {} could not unload {}", pid, agent_.path);
   return std::string();
 }

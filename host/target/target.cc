@@ -34,8 +34,15 @@ Result<Addr> Target::map(Tracee& tracee, Addr at, uint64_t size, int protection,
   if (got < 0 && got > -4096)
     return fail(fmt::format("the target cannot map {} bytes{}: {}", size, at ? fmt::format(" at {:#x}", at.value) : "",
                             std::strerror(static_cast<int>(-got))));
-  mapped_.push_back({Addr(static_cast<uint64_t>(got)), Addr(static_cast<uint64_t>(got) + size)});
-  return mapped_.back().begin;
+  AddrRange mapped{Addr(static_cast<uint64_t>(got)), Addr(static_cast<uint64_t>(got) + size)};
+  Addr control = agent_address(agent_.control);
+  auto count = static_cast<uint32_t>(mapped_.size());
+  mapped_.push_back(mapped);
+  if (count < kMaxMapped)
+    SONDE_TRY_VOID(tracee.write_as(
+        control + static_cast<int64_t>(offsetof(AgentControl, mapped) + count * sizeof mapped), mapped));
+  SONDE_TRY_VOID(tracee.write_as(control + offsetof(AgentControl, mapped_count), count + 1));
+  return mapped.begin;
 }
 
 Result<Addr> Target::agent_system_call() const {
@@ -56,6 +63,8 @@ Result<void> Target::install(Tracee& tracee, int session_fd, int presence_fd, Se
   if (agent_bias_ == 0) return fail("the program's loader did not load the agent");
   syscall_ = SONDE_TRY(agent_system_call());  // all others are to be patched
 
+  SONDE_TRY_VOID(
+      tracee.write_as(agent_address(agent_.control) + offsetof(AgentControl, handle), options_.handle.value));
   Addr area = SONDE_TRY(map(tracee, Addr(), thread_area_bytes(), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1));
   int64_t wiped =

@@ -68,6 +68,7 @@ struct TargetOptions {
   bool sum = false;  // calls are summed up in the target
   bool allow_traps = false;  // where no jump fits, if the process can have them (host/plan/trap_safety.h)
   bool launched = true;  // install() comes before the program's first instruction
+  Addr handle = {};  // else: what dlopen said of the agent
   bool force_traps = false;  // for every function; an error if the process cannot have them
 };
 
@@ -79,6 +80,10 @@ class Target {
         program_(std::move(program)),
         syscall_(syscall_instruction),
         options_(options) {}
+
+  // A process in which an agent was left by a recorder that is gone: what there is to detach(). Where the agent came with the
+  // program itself it cannot be taken out. (recover.cc)
+  static Result<Target> recover(pid_t pid, AgentFile agent);
 
   // Maps the session and the target's presence (presence.h), both descriptor numbers in the target that are closed there
   // afterwards, and tells the agent.
@@ -93,8 +98,8 @@ class Target {
   Result<void> arm_running(const Selector& select, std::chrono::nanoseconds* longest_pause);
 
   // Takes back everything, from a process of the target that runs: code byte for byte, hooked return addresses, memory, the
-  // agent itself (`handle`: what dlopen said). Waits for threads that are inside. Value: what had to stay and why, "" if nothing.
-  Result<std::string> detach(pid_t pid, Addr handle, std::chrono::nanoseconds* longest_pause);
+  // agent itself (of a forked child it stays). Waits for threads that are inside. Value: what had to stay and why, "" if nothing.
+  Result<std::string> detach(pid_t pid, std::chrono::nanoseconds* longest_pause);
 
   // Calls in flight in a process of the target (itself or a forked child), as the agent's entries there say.
   Result<std::vector<InFlight>> in_flight(pid_t pid) const;
