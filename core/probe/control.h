@@ -87,7 +87,6 @@ struct AgentControl {
 //   sonde_entries         ReturnEntry[kTrampolines], same stride; sonde_calls, sonde_owners: what else is known of each (entries.h)
 //   sonde_sum_calls       SumCall[kTrampolines] (core/event/sum.h), with FullPolicy::sum
 //   sonde_handlers        code: kHandlers entrances in the place of signal handlers; sonde_handler_table: whose (handlers.h)
-//   sonde_change_action   code: one who is in there may be about to put an entrance into the kernel's table
 //   sonde_fresh_entries   uint32_t, entries from there on have never been used
 //   sonde_hit_handlers    HitHandlers (core/probe/hit_handler.h)
 extern "C" {

@@ -49,10 +49,7 @@ void install_trap_action(const KernelSigaction& program) {
   return result;
 }
 
-}  // namespace
-
-extern "C" [[gnu::noipa]] int64_t sonde_change_action(const ProgramCall* made) {
-  const ProgramCall& call = *made;
+[[gnu::noinline]] int64_t change_action(const ProgramCall& call) {
   uint64_t action = call.arguments[1], old = call.arguments[2];
   if (call.arguments[3] != kMaskBytes) return unchanged(call);
   if (as_int(call.arguments[0]) == kSigtrap && sonde_agent_control.flags & kControlTraps)
@@ -67,8 +64,6 @@ extern "C" [[gnu::noipa]] int64_t sonde_change_action(const ProgramCall* made) {
   if (result == 0 && old) unwrap_action(reinterpret_cast<KernelSigaction*>(old));
   return result;
 }
-
-namespace {
 
 // ---- masks
 
@@ -309,7 +304,7 @@ constexpr uint64_t kOperationStrict = 0, kOperationFilter = 1;  // SECCOMP_SET_M
 int64_t mind_system_call(const ProgramCall& call) {
   if (is_mask_call(call.number) && traps_gone()) return hand_mask_over(call.context), kNotCarriedOut;
   switch (call.number) {
-    case __NR_rt_sigaction: return sonde_change_action(&call);
+    case __NR_rt_sigaction: return change_action(call);
     case __NR_rt_sigprocmask: return change_mask(call);
     case __NR_rt_sigpending: return ask_pending(call);
     case __NR_rt_sigtimedwait: return wait_for_signal(call);

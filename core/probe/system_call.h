@@ -33,7 +33,4 @@ inline bool is_minded(uint64_t number) {
 constexpr int64_t kNotCarriedOut = INT64_MIN;
 int64_t mind_system_call(const ProgramCall& call);
 
-// rt_sigaction. By a name that the host knows: nobody may be in there when it takes the entrances out of the kernel's table.
-extern "C" __attribute__((visibility("hidden"))) int64_t sonde_change_action(const ProgramCall* call);
-
 }  // namespace sonde

@@ -47,19 +47,13 @@ Result<AgentFile> find_agent() {
                 {"sonde_trap_action", &agent.trap_action},
                 {"sonde_sum_calls", &agent.sum_calls},
                 {"sonde_handlers", &agent.handlers},
-                {"sonde_handler_table", &agent.handler_table},
-                {"sonde_change_action", &agent.change_action.begin}};
+                {"sonde_handler_table", &agent.handler_table}};
   for (auto& [name, address] : wanted) {
     auto found = agent.image->symbol(name);
     if (!found)
       return fail(fmt::format("{} has no symbol {}: it was stripped or is not sonde's agent", agent.path, name));
     *address = *found;
   }
-  const Function* change = nullptr;
-  for (const Function& function : agent.image->functions())
-    if (function.range.begin == agent.change_action.begin) change = &function;
-  if (!change) return fail(agent.path + " is damaged: a symbol of it leads nowhere");
-  agent.change_action = change->range;
   auto version = agent.image->bytes({agent.control, agent.control + 4});
   uint32_t number = 0;
   if (version.size() == 4) std::memcpy(&number, version.data(), 4);

@@ -13,7 +13,6 @@ struct AgentFile {
   std::shared_ptr<const Image> image;
   ImageAddr control, entry, trampolines, entries, calls, owners, fresh_entries, trap_action, sum_calls, handlers,
       handler_table;
-  ImageRange change_action;
 };
 
 // Beside the running sonde, else in ../lib/sonde; SONDE_AGENT overrides. An agent of another version is refused.

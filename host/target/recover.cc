@@ -99,6 +99,8 @@ Result<Target> Target::recover(pid_t pid, AgentFile agent) {
     plan.detour = detour.range.begin;
     plan.detour_bytes.resize(static_cast<size_t>(detour.range.end - detour.range.begin));
     for (const DetourStepEntry& step : detour.steps) plan.steps.push_back({step.offset, step.original, step.sp_adjust});
+    auto flags = tracee.read_as<Site>(Addr(reinterpret_cast<uint64_t>(&session_sites(control.session)[detour.site])));
+    if (flags && detour.site < kMaxSites) site.event_flag = flags->flags & kSiteSystemCall;
     // Where no jump of ours stands the code is as it was, but a thread may still be in the detour.
     auto restore = [&](Addr at, int64_t size, std::vector<uint8_t>* bytes) -> Result<void> {
       *bytes = bytes_of_file(images, at, size);

@@ -27,7 +27,7 @@ using std::chrono::steady_clock;
 constexpr int kRounds = 40;
 constexpr size_t kSitesPerStop = 4096;
 constexpr auto kBetweenRounds = milliseconds(2), kMostBetween = milliseconds(64);
-constexpr auto kLeaving = milliseconds(10000), kBetweenHandlers = milliseconds(500), kLettingOut = milliseconds(3);
+constexpr auto kLeaving = milliseconds(10000), kLettingOut = milliseconds(3);
 constexpr auto kMoment = std::chrono::microseconds(50);
 constexpr unsigned kMostFrames = 10000;
 constexpr uint64_t kLongestStack = 8 << 20;  // of a thread, looked through for interrupted code
@@ -97,9 +97,10 @@ class ManyWrites {
 
 }  // namespace
 
-// Patches those of the sites in whose bytes no thread stands, or from where it can be led into the detour. Value: the others.
+// Patches those of the sites in whose bytes no thread stands, or from where it can be led into the detour. Value: the others;
+// with `all`, none is patched if there are any.
 Result<std::vector<uint32_t>> Target::patch_stopped(const StoppedProcess& stopped, Tracee& tracee,
-                                                    std::vector<uint32_t> sites) {
+                                                    std::vector<uint32_t> sites, bool all) {
   std::ranges::sort(sites, {}, [&](uint32_t i) { return sites_[i].plan.patch; });
   // The site in the middle of whose bytes an address lies.
   auto at = [&](Addr pc) -> const uint32_t* {
@@ -123,6 +124,10 @@ Result<std::vector<uint32_t>> Target::patch_stopped(const StoppedProcess& stoppe
     }
     for (uint64_t word : stack_words(pid_, thread.regs.sp(), maps))
       if (const uint32_t* site = at(Addr(word))) left[*site] = true;
+  }
+  if (all && std::ranges::find(left, true) != left.end()) {
+    std::erase_if(sites, [&](uint32_t i) { return !left[i]; });
+    return sites;
   }
   for (auto& [tid, regs] : moves) {
     Tracee one = SONDE_TRY(Tracee::borrow(tid, pid_));
@@ -155,17 +160,19 @@ Result<void> Target::arm_running(const Selector& select, nanoseconds* longest_pa
   for (auto i = static_cast<uint32_t>(first); i < sites_.size(); i++)
     if (sites_[i].plan.method != Method::refused)
       (sites_[i].event_flag & kSiteSystemCall ? calls : functions).push_back(i);
+  // All in one stop: a handler without an entrance must not interrupt the copy of one.
   bool wrapped = false;
+  std::vector<uint32_t> occupied;
   for (int round = 0; round < kRounds && !wrapped; round++) {
     if (round) std::this_thread::sleep_for(kBetweenRounds);
     StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_, longest_pause));
     Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
-    calls = SONDE_TRY(patch_stopped(stopped, tracee, calls));
-    if ((wrapped = calls.empty())) SONDE_TRY_VOID(wrap_handlers(tracee));
+    occupied = SONDE_TRY(patch_stopped(stopped, tracee, calls, true));
+    if ((wrapped = occupied.empty())) SONDE_TRY_VOID(wrap_handlers(tracee));
   }
-  // Where a thread never left one of them the agent minds none, and handlers may see where they interrupted it.
+  // Where a thread never left one of them the agent minds none, and handlers may see where they interrupted the functions.
   minds_calls_ = wrapped;
-  refuse_occupied(calls);
+  if (!wrapped) refuse_occupied(calls);
   for (int round = 0; round < kRounds && !functions.empty(); round++) {
     if (round) std::this_thread::sleep_for(kBetweenRounds);
     std::vector<uint32_t> rest;
@@ -174,7 +181,7 @@ Result<void> Target::arm_running(const Selector& select, nanoseconds* longest_pa
       auto to = functions.begin() + static_cast<ptrdiff_t>(std::min(begin + kSitesPerStop, functions.size()));
       StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid_, longest_pause));
       Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid_));
-      auto left = SONDE_TRY(patch_stopped(stopped, tracee, {from, to}));
+      auto left = SONDE_TRY(patch_stopped(stopped, tracee, {from, to}, false));
       rest.insert(rest.end(), left.begin(), left.end());
     }
     functions = std::move(rest);
@@ -213,10 +220,11 @@ std::optional<Target::WayOut> Target::way_out(Addr pc) const {
     const SitePlan& plan = site.plan;
     if (site.gone || plan.method == Method::refused) continue;
     if (pc < plan.detour || pc >= plan.detour + static_cast<int64_t>(plan.detour_bytes.size())) continue;
+    bool call = site.event_flag & kSiteSystemCall;
     for (const DetourStep& step : plan.steps) {
       if (plan.detour + step.offset != pc) continue;
-      if (step.original < 0) return WayOut{plan.patch, step.sp_adjust};
-      if (!step.sp_adjust) return WayOut{plan.patch + step.original, 0};
+      if (step.original < 0) return WayOut{plan.patch, step.sp_adjust, call};
+      if (!step.sp_adjust) return WayOut{plan.patch + step.original, 0, call};
     }
   }
   return std::nullopt;
@@ -245,22 +253,17 @@ Result<std::vector<StackTop>> stack_tops(const StoppedProcess& stopped, pid_t pi
 
 }  // namespace
 
-// What a thread does with the engine, or somebody on its stack: nothing, runs its code or a detour, or changes a handler.
-Target::Inside Target::is_inside(StackTarget& images, const StoppedThread& thread, ProcessMemory& memory) const {
+// Whether the thread runs the engine's code or a detour, or somebody on its stack does.
+bool Target::is_inside(StackTarget& images, const StoppedThread& thread, ProcessMemory& memory) const {
   auto ours = [&](Addr pc) {
     const LoadedImage* image = images.image_at(pc);
     return (image && image->image->build_id() == agent_.image->build_id()) ||
            std::ranges::any_of(mapped_, [&](AddrRange range) { return range.contains(pc); });
   };
-  AddrRange change{agent_address(agent_.change_action.begin), agent_address(agent_.change_action.end)};
-  Inside inside = ours(Addr(thread.regs.pc())) ? Inside::yes : Inside::no;
+  if (ours(thread.regs.pc())) return true;
   ThreadStack stack = images.walk_now(thread, {.max_frames = kMostFrames}, memory);
-  for (const Frame& frame : stack.frames) {
-    Addr pc = frame.code().lookup();
-    if (change.contains(pc)) return Inside::changes_handlers;
-    if (frame.recovered & kInDetour || ours(pc)) inside = Inside::yes;
-  }
-  return inside;
+  return std::ranges::any_of(stack.frames,
+                             [&](const Frame& f) { return f.recovered & kInDetour || ours(f.code().lookup()); });
 }
 
 // Gives every hooked slot its return address back. Value: activations whose slot is not where they were hooked: left by a
@@ -306,76 +309,74 @@ Result<bool> Target::holds_trampolines(pid_t pid, std::span<const StackTop> tops
   return false;
 }
 
-// The program's code, byte for byte.
-Result<void> Target::restore_code(Tracee& tracee) const {
+// The program's code, byte for byte: that of functions, or what its system calls about handlers stood for.
+Result<void> Target::restore_code(Tracee& tracee, bool calls) const {
   ManyWrites writes;
   for (const TargetSite& site : sites_) {
     const SitePlan& plan = site.plan;
-    if (site.gone || plan.method == Method::refused) continue;
+    if (site.gone || plan.method == Method::refused || calls != !!(site.event_flag & kSiteSystemCall)) continue;
     writes.add(plan.patch, plan.original);
     writes.add(plan.island, plan.island_original);
   }
   return writes.make(tracee);
 }
 
+// Functions come back first. While anybody is inside, handlers keep their entrances, so that they see the program's own pc, and
+// the system calls by which it would find them go on coming by the agent. Both come back together, with the slots.
 Result<std::string> Target::detach(pid_t pid, nanoseconds* longest_pause) {
   StackTarget images = SONDE_TRY(StackTarget::of_images(pid));
-  auto deadline = steady_clock::now() + kLeaving, moment = steady_clock::now() + kBetweenHandlers;
+  auto deadline = steady_clock::now() + kLeaving;
   auto between = kBetweenRounds;
   size_t elsewhere = 0;
   std::vector<StackTop> tops;
-  for (bool back = false;;) {
+  for (bool first = true;; first = false) {
+    bool late = steady_clock::now() > deadline;
     {
       StoppedProcess stopped = SONDE_TRY(StoppedProcess::stop(pid, longest_pause));
       Tracee tracee = SONDE_TRY(Tracee::borrow(stopped.threads().front().tid, pid));
       ProcessMemory memory(pid, SONDE_TRY(read_maps(pid)));
-      Inside inside = Inside::no;
+      if (first) SONDE_TRY_VOID(restore_code(tracee, false));
       std::map<pid_t, WayOut> ways_out;
-      std::vector<pid_t> who;
+      std::vector<pid_t> inside;
       auto look_at = [&](StoppedThread thread) {
-        ways_out.erase(thread.tid);
         if (auto way = way_out(thread.regs.pc())) {
           ways_out.emplace(thread.tid, *way);
           thread.regs.set(X86_64::rip, way->pc.value);
           thread.regs.set(X86_64::rsp, (thread.regs.sp() + way->sp_adjust).value);
         }
-        Inside one = is_inside(images, thread, memory);
-        if (one != Inside::no) who.push_back(thread.tid);
-        inside = std::max(inside, one);
+        if (is_inside(images, thread, memory)) inside.push_back(thread.tid);
       };
       for (const StoppedThread& thread : stopped.threads()) look_at(thread);
-      // Who changes a handler just now would still put an entrance into the kernel's table, where the program would find it.
-      if (!back && (inside != Inside::changes_handlers || steady_clock::now() > moment)) {
-        SONDE_TRY_VOID(restore_code(tracee));
-        SONDE_TRY_VOID(set_flag(tracee, kControlBareHandlers, true));
-        SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
-        back = true;
-      }
       // Most need a few more instructions, and would be the last of many to get a processor.
       auto patience = steady_clock::now() + kLettingOut;
-      for (size_t turn = 0; back && !who.empty() && steady_clock::now() < patience; turn++) {
-        pid_t tid = who[turn % who.size()];
-        std::erase(who, tid);
+      for (size_t turn = 0; !inside.empty() && steady_clock::now() < patience; turn++) {
+        pid_t tid = inside[turn % inside.size()];
+        std::erase(inside, tid);
+        ways_out.erase(tid);
         bool runs = SONDE_TRY(stopped.let_run(tid, kMoment));
         memory.forget();
-        ways_out.erase(tid);
         if (runs) look_at(*std::ranges::find(stopped.threads(), tid, &StoppedThread::tid));
       }
-      if (who.empty()) inside = Inside::no;
-      for (auto& [tid, way] : back ? ways_out : decltype(ways_out)()) {
+      bool last = inside.empty() || late;
+      if (last) {
+        SONDE_TRY_VOID(restore_code(tracee, true));
+        SONDE_TRY_VOID(set_flag(tracee, kControlBareHandlers, true));
+        SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
+      }
+      for (auto& [tid, way] : ways_out) {
+        if (way.call && !last) continue;
         Tracee one = SONDE_TRY(Tracee::borrow(tid, pid));
         user_regs_struct regs = SONDE_TRY(one.regs());
         regs.rip = way.pc.value, regs.rsp += static_cast<uint64_t>(way.sp_adjust);
         SONDE_TRY_VOID(one.set_regs(regs));
       }
-      if (back && inside == Inside::no) {
-        SONDE_TRY_VOID(unwrap_handlers(tracee, pid));
+      if (inside.empty()) {
         elsewhere = SONDE_TRY(release_slots(tracee));
         if (elsewhere) tops = SONDE_TRY(stack_tops(stopped, pid));
         break;
       }
     }
-    if (steady_clock::now() > deadline)
+    if (late)
       return fmt::format(
           "a thread of process {} stayed in the engine's code, so calls that were open return through it, and it "
           "stays in memory, without effect",

@@ -133,16 +133,16 @@ class Target {
   Result<void> arm(Tracee& tracee, Planned& planned);
   void add_site(TargetSite site);
   Result<std::vector<uint32_t>> patch_stopped(const StoppedProcess& stopped, Tracee& tracee,
-                                              std::vector<uint32_t> sites);
+                                              std::vector<uint32_t> sites, bool all);
   void refuse_occupied(std::span<const uint32_t> sites);
-  Result<void> restore_code(Tracee& tracee) const;
+  Result<void> restore_code(Tracee& tracee, bool calls) const;
   struct WayOut {
     Addr pc;
     int64_t sp_adjust;
+    bool call;  // only when system calls have come back
   };
   std::optional<WayOut> way_out(Addr pc) const;
-  enum class Inside : uint8_t { no, yes, changes_handlers };
-  Inside is_inside(class StackTarget& images, const StoppedThread& thread, class ProcessMemory& memory) const;
+  bool is_inside(class StackTarget& images, const StoppedThread& thread, class ProcessMemory& memory) const;
   // Handlers of a program that runs, in signals.cc.
   Result<void> set_flag(Tracee& tracee, uint32_t flag, bool on);
   Result<void> wrap_handlers(Tracee& tracee);
