@@ -23,9 +23,9 @@
 #include "cli/progress.h"
 #include "host/image/select.h"
 #include "host/plan/places.h"
-#include "host/plan/runtime.h"
 #include "host/target/attach.h"
 #include "host/target/exec_watch.h"
+#include "host/target/hurry.h"
 #include "host/target/launch.h"
 #include "host/target/presence.h"
 #include "host/target/program_file.h"
@@ -165,19 +165,6 @@ class Wanted {
   bool with_functions_;  // a place alone means no function
 };
 
-// A program that is busy shall not keep the recorder from going in and out, where that is permitted (CAP_SYS_NICE). Of the calling
-// thread alone; what it starts meanwhile would inherit it.
-class Hurry {
- public:
-  Hurry() : before_(getpriority(PRIO_PROCESS, 0)) { setpriority(PRIO_PROCESS, 0, std::max(before_ - kNicer, -20)); }
-  ~Hurry() { setpriority(PRIO_PROCESS, 0, before_); }
-  Hurry(const Hurry&) = delete;
-
- private:
-  static constexpr int kNicer = 10;
-  int before_;
-};
-
 class Recording {
  public:
   Recording(Options options, int& status) : options_(std::move(options)), status_(status) {}
@@ -213,11 +200,7 @@ class Recording {
     // The program stands before its first constructor. Nothing below may leave it half prepared: on an error it is ended.
     program_pid = launched.pid;
     std::optional<Progress> progress(std::in_place, options_.quiet);
-    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
-      auto chosen = wanted.choose(loaded, is_program);
-      if (progress && chosen) progress->add(chosen->functions.size() + chosen->points.size());
-      return chosen;
-    };
+    Selector selector = selector_of(wanted, progress);
     TargetOptions target_options{.stacks = options_.stacks,
                                  .sum = options_.sum,
                                  .allow_traps = !options_.no_trap,
@@ -261,13 +244,9 @@ class Recording {
       if (std::string stays = require(take_out_left(pid, agent)); !stays.empty()) throw CommandError{{stays}};
       if (!options_.quiet) tell("sonde: note: an agent that a killed recorder had left in process {} is out\n", pid);
     }
-    std::optional<Hurry> hurry(std::in_place);
+    std::optional<Hurry> hurry(std::in_place);  // a busy program shall not keep the recorder from going in and out
     std::optional<Progress> progress(std::in_place, options_.quiet);
-    Selector selector = [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
-      auto chosen = wanted.choose(loaded, is_program);
-      if (progress && chosen) progress->add(chosen->functions.size() + chosen->points.size());
-      return chosen;
-    };
+    Selector selector = selector_of(wanted, progress);
     put_agent_into(pid, agent);
     std::chrono::nanoseconds pause{0};
     try {
@@ -306,6 +285,15 @@ class Recording {
       tell("sonde: process {} stood still for at most {:.2f} ms at a time\n", pid,
            static_cast<double>(service.longest_pause_ns()) / 1e6);
     if (command_status >= 0) pass_on(command_status);
+  }
+
+  // Both must outlive it; progress that is over is not told any more.
+  static Selector selector_of(Wanted& wanted, std::optional<Progress>& progress) {
+    return [&](const LoadedImage& loaded, bool is_program) -> host::Result<Chosen> {
+      auto chosen = wanted.choose(loaded, is_program);
+      if (progress && chosen) progress->add(chosen->functions.size() + chosen->points.size());
+      return chosen;
+    };
   }
 
   SessionOptions session_options() const {
@@ -391,7 +379,8 @@ class Recording {
     std::vector<std::shared_ptr<const Image>> images;
     for (const TargetImage& image : target_->images()) images.push_back(image.loaded.image);
     if (auto error = wanted.unmatched(images)) {
-      const std::string& program = options_.command.front();
+      // With -p the command, if there is one, is not what was searched.
+      std::string program = options_.pid ? "" : options_.command.front();
       if (std::string interpreter = script_interpreter(program); !interpreter.empty())
         error->message += printable(fmt::format(
             "; {} is a script: its interpreter {} and the libraries of that were searched", program, interpreter));
@@ -548,10 +537,10 @@ class Recording {
     if (!options_.stacks) return;
     std::set<uint32_t> noted;
     for (const TargetSite& site : target_->sites()) {
-      const Image& image = *target_->images()[site.image].loaded.image;
-      if (site.internal || !has_small_stacks(image) || !noted.insert(site.image).second) continue;
-      meta_.notes.push_back(
-          fmt::format("functions of {} are recorded without stacks: theirs have no room for a walk", image.path()));
+      const TargetImage& image = target_->images()[site.image];
+      if (site.internal || !image.small_stacks || !noted.insert(site.image).second) continue;
+      meta_.notes.push_back(fmt::format("functions of {} are recorded without stacks: theirs have no room for a walk",
+                                        image.loaded.image->path()));
     }
   }
 

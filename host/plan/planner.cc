@@ -90,6 +90,7 @@ void Planner::plan_system_calls(ImagePlan& plan) {
 
 // The points that can be, marked: no other patch covers one.
 std::vector<Planner::Candidate> Planner::points(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
+  if (sites.empty()) return {};
   std::set<uint64_t> entries;  // where the functions' own patches will stand
   for (CodeRange f : functions) entries.insert(window_at(view_, targets_, f).patch);
   uint32_t number = request_.first_site + static_cast<uint32_t>(functions.size());
@@ -122,7 +123,7 @@ Refusal Planner::check_point(Candidate& c, uint64_t at) const {
   uint64_t pc = c.function.begin;
   while (pc < at) {
     auto insn = decode(view_.code_at(pc), pc);
-    if (!insn) return c.window.reason_offset = static_cast<uint32_t>(pc - at), Refusal::data_in_text;
+    if (!insn) return c.window.reason_offset = static_cast<uint32_t>(pc - c.function.begin), Refusal::data_in_text;
     pc = insn->next();
   }
   auto insn = decode(view_.code_at(at), at);

@@ -3,8 +3,6 @@
 #include <cstring>
 #include <string_view>
 
-#include "host/plan/static_unwinder.h"
-
 namespace sonde::host {
 
 namespace {
@@ -66,9 +64,12 @@ bool has_hidden_unwinder(const Image& image) {
   return own_personality || !only_catches;
 }
 
-NoHijack no_hijack_beside(const Image& image) {
+NoHijack no_hijack_beside(const Image& image, std::optional<StaticUnwinder>* unwinder) {
+  bool hidden = has_hidden_unwinder(image);
+  auto found = hidden ? find_static_unwinder(image) : std::nullopt;
+  if (unwinder) *unwinder = found;
   if (is_sanitized(image)) return NoHijack::sanitized;
-  return has_hidden_unwinder(image) && !find_static_unwinder(image) ? NoHijack::no_unwinder : NoHijack::none;
+  return hidden && !found ? NoHijack::no_unwinder : NoHijack::none;
 }
 
 bool has_small_stacks(const Image& image) { return image.section(".gopclntab"); }

@@ -5,6 +5,7 @@
 
 #include "host/image/image.h"
 #include "host/plan/plan.h"
+#include "host/plan/static_unwinder.h"
 
 namespace sonde::host {
 
@@ -14,7 +15,8 @@ namespace sonde::host {
 //                would change.
 //   no_unwinder  it throws exceptions with an unwinder of its own that nobody can find the functions of, perhaps through the
 //                frames of other images (a callback of qsort).
-NoHijack no_hijack_beside(const Image& image);
+// `unwinder`: gets one that has no symbols and was found all the same.
+NoHijack no_hijack_beside(const Image& image, std::optional<StaticUnwinder>* unwinder = nullptr);
 
 // It throws or resumes with an unwinder that no symbol names: linked statically and stripped.
 bool has_hidden_unwinder(const Image& image);

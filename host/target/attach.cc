@@ -5,9 +5,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <limits.h>
-#include <sched.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,7 +17,6 @@
 #include <cstring>
 #include <filesystem>
 #include <thread>
-#include <utility>
 
 #include "host/target/program_file.h"
 #include "host/target/target.h"
@@ -191,28 +188,8 @@ Result<void> LentThread::make_scratch() {
   return {};
 }
 
-LentThread::LentThread(LentThread&& other) noexcept
-    : still_(std::move(other.still_)),
-      tracee_(std::move(other.tracee_)),
-      images_(std::move(other.images_)),
-      syscall_(other.syscall_),
-      scratch_(std::exchange(other.scratch_, Addr())),
-      used_(other.used_),
-      nice_(std::exchange(other.nice_, std::nullopt)) {}
-
-// Of many threads that never rest it would be one, and wait for its turn after each of its system calls, which stop it.
-void LentThread::hurry() {
-  constexpr int kNicer = 10;
-  auto thread = static_cast<id_t>(tracee_.thread());
-  errno = 0;
-  int nice = getpriority(PRIO_PROCESS, thread);
-  if (errno || sched_getscheduler(tracee_.thread()) != SCHED_OTHER) return;
-  if (setpriority(PRIO_PROCESS, thread, std::max(std::min(nice, 0) - kNicer, -20)) == 0) nice_ = nice;
-}
-
 LentThread::~LentThread() {
   if (scratch_ && tracee_.thread()) (void)tracee_.system_call(syscall_, SYS_munmap, {scratch_.value, kScratchBytes});
-  if (nice_ && tracee_.thread()) setpriority(PRIO_PROCESS, static_cast<id_t>(tracee_.thread()), *nice_);
 }
 
 Result<Addr> LentThread::put(const std::string& text) {

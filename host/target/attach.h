@@ -8,10 +8,10 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "host/target/agent_file.h"
+#include "host/target/hurry.h"
 #include "host/target/stack_target.h"
 #include "host/target/tracee.h"
 
@@ -22,7 +22,7 @@ class LentThread {
  public:
   // Waits up to some seconds for a thread to come to such a place.
   static Result<LentThread> find(pid_t pid);
-  LentThread(LentThread&& other) noexcept;
+  LentThread(LentThread&&) = default;
 
   Tracee& tracee() { return tracee_; }
   Addr syscall_instruction() const { return syscall_; }
@@ -35,17 +35,18 @@ class LentThread {
 
  private:
   LentThread(StillThread still, Tracee tracee, std::shared_ptr<StackTarget> images, Addr syscall)
-      : still_(std::move(still)), tracee_(std::move(tracee)), images_(std::move(images)), syscall_(syscall) {
-    hurry();
-  }
-  void hurry();
+      : still_(std::move(still)),
+        tracee_(std::move(tracee)),
+        images_(std::move(images)),
+        syscall_(syscall),
+        hurry_(tracee_.thread()) {}
   Result<void> make_scratch();
   StillThread still_;  // outlives tracee_
   Tracee tracee_;
   std::shared_ptr<StackTarget> images_;
   Addr syscall_, scratch_;
   uint64_t used_ = 0;
-  std::optional<int> nice_;  // the thread's own
+  Hurry hurry_;  // or it waits for its turn among many that never rest, after each of its system calls, which stop it
 };
 
 struct Attached {

@@ -122,11 +122,12 @@ Result<bool> Target::look(Tracee& tracee, const Selector& select, std::vector<Pl
     if (known) continue;
     uint32_t index = static_cast<uint32_t>(images_.size());
     images_.push_back({.loaded = loaded, .stays = from_start});
-    if (loaded.bias != agent_bias_ && no_hijack_ == NoHijack::none) hook_no_returns(no_hijack_beside(*loaded.image));
     find_tables(images_.back());
-    if (has_hidden_unwinder(*loaded.image)) images_.back().unwinder = find_static_unwinder(*loaded.image);
     changed = true;
     if (loaded.bias == agent_bias_) continue;
+    images_.back().small_stacks = has_small_stacks(*loaded.image);
+    NoHijack beside = no_hijack_beside(*loaded.image, &images_.back().unwinder);
+    if (no_hijack_ == NoHijack::none) hook_no_returns(beside);
     chosen.emplace_back(index, SONDE_TRY(select(loaded, loaded.image->path() == program_)));
   }
   if (!changed) return false;  // a library that was loaded already
@@ -213,7 +214,7 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chos
     return fail(fmt::format("more than {} sites: choose fewer functions with -f", kMaxSites));
   for (SitePlan& site : planned.plan.sites) {
     SONDE_TRY_VOID(refuse_differing(tracee, site));
-    if (options_.sum && has_small_stacks(*request.image->image))
+    if (options_.sum && images_[image].small_stacks)
       site.method = Method::refused, site.refusal = Refusal::small_stacks, site.refusal_offset = 0;
   }
   for (SystemCallPlan& call : planned.plan.system_calls) SONDE_TRY_VOID(refuse_differing(tracee, call.site));
@@ -270,7 +271,7 @@ void Target::add_site(TargetSite added) {
     flags |= kSiteSilent;
   } else {
     if (plan.no_hijack == NoHijack::none) flags |= kSiteHijack;
-    if (options_.stacks && !has_small_stacks(*images_[site.image].loaded.image)) flags |= kSiteStack;
+    if (options_.stacks && !images_[site.image].small_stacks) flags |= kSiteStack;
   }
   shared.flags = flags;
 }
@@ -292,9 +293,9 @@ Result<void> Target::publish_unwinders(Tracee& tracee) {
     auto get_ip = l.image->symbol("_Unwind_GetIP"), set_ip = l.image->symbol("_Unwind_SetIP"),
          set_gr = l.image->symbol("_Unwind_SetGR"), resume = l.image->symbol("_Unwind_Resume");
     if (!get_ip || !set_ip || !set_gr || !resume) {
-      const auto& hidden = image.unwinder;
-      if (!hidden) continue;
-      get_ip = hidden->get_ip, set_ip = hidden->set_ip, set_gr = hidden->set_gr, resume = hidden->resume;
+      if (!image.unwinder) continue;
+      const StaticUnwinder& hidden = *image.unwinder;
+      get_ip = hidden.get_ip, set_ip = hidden.set_ip, set_gr = hidden.set_gr, resume = hidden.resume;
     }
     found.push_back({l.range.begin.value, l.range.end.value, l.to_target(*get_ip).value, l.to_target(*set_ip).value,
                      l.to_target(*set_gr).value, l.to_target(*resume).value});

@@ -30,6 +30,7 @@ struct TargetImage {
   bool stays = false;  // there from the program's first instruction on: loaders never unload such
   SharedTable table = {};                 // with TargetOptions::stacks
   std::optional<StaticUnwinder> unwinder = {};  // without symbols
+  bool small_stacks = false;  // has_small_stacks()
   std::vector<ArenaSpecial> specials = {};   // those of the agent always, others with stacks
 };
 

@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ptrace.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -21,6 +20,7 @@
 #include <thread>
 #include <utility>
 
+#include "host/target/hurry.h"
 #include "host/target/tracee.h"
 
 namespace sonde::host {
@@ -351,16 +351,11 @@ Result<bool> StoppedProcess::let_run(pid_t tid, std::chrono::microseconds moment
   auto held = std::ranges::find(held_, tid, &HeldThread::tid);
   auto thread = std::ranges::find(threads_, tid, &StoppedThread::tid);
   if (held == held_.end() || held->gone || thread == threads_.end()) return false;
-  // It must get a processor now, whoever else wants one.
-  errno = 0;
-  auto id = static_cast<id_t>(tid);
-  int nice = getpriority(PRIO_PROCESS, id);
-  bool hurries = errno == 0 && setpriority(PRIO_PROCESS, id, -20) == 0;
+  Hurry hurry(tid, 20);  // it must get a processor now, whoever else wants one
   if (ptrace(PTRACE_CONT, tid, nullptr, static_cast<long>(std::exchange(held->signal, 0))) != 0) return false;
   held->stopped = false;
   std::this_thread::sleep_for(moment);
   bool stands = !interrupt(*held) || wait_until_stopped(*held, kPatience, true);
-  if (hurries) setpriority(PRIO_PROCESS, id, nice);
   if (!stands) return fail(fmt::format("thread {} does not stop any more; try again later", tid));
   if (!held->gone) thread->regs = SONDE_TRY(read_registers(*held));
   return !held->gone;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "core/base/check.h"
 #include "core/event/ring.h"
 #include "core/native/ticks.h"
+#include "host/target/hurry.h"
 #include "host/target/presence.h"
 #include "host/target/threads.h"
 #include "host/words.h"
@@ -63,14 +63,6 @@ T load(const T& shared) {
   return __atomic_load_n(&shared, __ATOMIC_ACQUIRE);
 }
 
-// struct sched_attr of <linux/sched/types.h>, which cannot be included together with <sched.h>.
-struct SchedulingWish {
-  uint32_t size = sizeof(SchedulingWish), policy = SCHED_OTHER;
-  uint64_t flags = 1;  // SCHED_FLAG_RESET_ON_FORK
-  int32_t nice = 0;
-  uint32_t priority = 0;
-  uint64_t runtime = 0, deadline = 0, period = 0;
-};
 constexpr int kNicer = -10;
 constexpr uint64_t kSliceNs = 100'000;  // Linux 6.12: a short slice has an early deadline; before it says nothing
 
@@ -79,10 +71,10 @@ constexpr uint64_t kSliceNs = 100'000;  // Linux 6.12: a short slice has an earl
 void drain_first() {
   int nice = getpriority(PRIO_PROCESS, 0);
   for (int wanted : {std::max(nice + kNicer, -20), nice}) {
-    SchedulingWish wish;
+    Scheduling wish;
     wish.nice = wanted;
     wish.runtime = kSliceNs;
-    if (syscall(SYS_sched_setattr, 0, &wish, 0) == 0) return;
+    if (wish.set(0)) return;
   }
 }
 

@@ -204,9 +204,12 @@ CODE
   ./waits &
   pid=$!
   sleep 0.2
-  run -2 "$SONDE" record -o trace -f no_such_function -p $pid -- true
-  [[ "$output" == *"no function matches 'no_such_function'"* ]]
-  ! grep -E 'sonde|memfd' /proc/$pid/maps
+  for command in '' '-- true'; do
+    # shellcheck disable=SC2086
+    run -2 "$SONDE" record -o trace -f no_such_function -p $pid $command
+    [[ "$output" == *"no function matches 'no_such_function'"* ]]
+    ! grep -E 'sonde|memfd' /proc/$pid/maps || return 1
+  done
   "$SONDE" record -q -o first -p $pid -- sleep 2 &
   other=$!
   sleep 1

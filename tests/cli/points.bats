@@ -54,7 +54,7 @@ hits() {
   "$SONDE" report --stats --json trace | python3 -c '
 import json, sys
 for row in json.load(sys.stdin)["functions"]:
-    print(row["name"], row["calls"] + row.get("entries", 0))' | sort
+    print(row["name"], row["calls"])' | sort
 }
 
 # Those that gdb counts, of the places in ./places; one that is never reached is left out, as in a report.
