@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "host/image/select.h"
+#include "host/plan/places.h"
 #include "host/plan/plan.h"
 #include "host/plan/runtime.h"
 #include "host/plan/trap_safety.h"
@@ -22,7 +23,7 @@ using namespace host;
 
 struct Options {
   std::string file;
-  std::vector<std::string> patterns;
+  std::vector<std::string> patterns, places;
   bool json = false, no_trap = false;
 };
 
@@ -47,11 +48,13 @@ LoadedImage place(std::shared_ptr<const Image> image) {
   return {std::move(image), bias, {Addr(low.value + bias), Addr(high.value + bias)}};
 }
 
-ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, bool traps) {
+ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, std::vector<ImageAddr> points,
+                    bool traps) {
   Addr agent(0x7ffff7fc0000);
   PlanRequest request{};
   request.image = &loaded;
   request.functions = std::move(functions);
+  request.points = std::move(points);
   request.entry_trampoline = agent;
   request.used = {{Addr(), Addr(0x10000)}, loaded.range, {agent, agent + 0x40000}};
   request.allow_traps = traps;
@@ -61,11 +64,11 @@ ImagePlan make_plan(const LoadedImage& loaded, std::vector<uint32_t> functions, 
 }
 
 // What `record` would do in a process with this file, as far as the file says: without traps where it forbids them.
-ImagePlan make_plan(const LoadedImage& loaded, const std::vector<uint32_t>& functions, bool traps,
-                    std::string* obstacle) {
-  ImagePlan plan = make_plan(loaded, functions, traps);
+ImagePlan make_plan(const LoadedImage& loaded, const std::vector<uint32_t>& functions,
+                    const std::vector<ImageAddr>& points, bool traps, std::string* obstacle) {
+  ImagePlan plan = make_plan(loaded, functions, points, traps);
   if (traps) *obstacle = trap_obstacle(loaded, plan);
-  return obstacle->empty() ? plan : make_plan(loaded, functions, false);
+  return obstacle->empty() ? plan : make_plan(loaded, functions, points, false);
 }
 
 // One line's worth: the method, or why there is none, and what of a call is not seen.
@@ -74,7 +77,11 @@ struct Verdict {
   std::string reason;  // of a refusal, or why only entries are seen
 };
 
-Verdict judge(const SitePlan& site) {
+Verdict judge(const LoadedImage& loaded, const SitePlan& site, Instructions& instructions) {
+  if (site.is_point() && site.refusal == Refusal::inside_instruction)
+    return {describe(site.method), describe(site.refusal) + instructions.beside_text(loaded.to_image(site.entry))};
+  if (site.is_point() && site.method != Method::refused)
+    return {describe(site.method), site.patch == site.entry ? "" : "behind the landing pad"};
   if (site.method == Method::refused)
     return {describe(site.method), fmt::format("{} (at +{:#x})", describe(site.refusal), site.refusal_offset)};
   if (site.no_hijack != NoHijack::none)
@@ -92,22 +99,31 @@ Counts count(const ImagePlan& plan) {
   for (auto& site : plan.sites) {
     counts.methods[site.method]++;
     if (site.method == Method::refused) counts.refusals[describe(site.refusal)]++;
-    else if (site.no_hijack != NoHijack::none) counts.entry_only[describe(site.no_hijack)]++;
+    else if (!site.is_point() && site.no_hijack != NoHijack::none) counts.entry_only[describe(site.no_hijack)]++;
   }
   return counts;
 }
 
-void print_text(const Image& image, const ImagePlan& plan, const std::string& obstacle) {
+void print_text(const LoadedImage& loaded, const ImagePlan& plan, const std::string& obstacle) {
+  const Image& image = *loaded.image;
   fmt::print("{:>18} {:>8}  {:<12} {}\n", "ADDRESS", "SIZE", "METHOD", "FUNCTION");
+  Instructions instructions(image);
+  bool points = false, functions = false;
   for (auto& site : plan.sites) {
-    const Function& f = image.functions()[site.function];
-    auto [method, reason] = judge(site);
-    fmt::print("{:#018x} {:>8}  {:<12} {}{}{}\n", f.range.begin.value, f.range.size(), method, display_name(image, f),
+    (site.is_point() ? points : functions) = true;
+    auto [method, reason] = judge(loaded, site, instructions);
+    std::string size = "-", name = point_name(image, loaded.to_image(site.entry));
+    if (!site.is_point()) {
+      const Function& f = image.functions()[site.function];
+      size = std::to_string(f.range.size()), name = display_name(image, f);
+    }
+    fmt::print("{:#018x} {:>8}  {:<12} {}{}{}\n", loaded.to_image(site.entry).value, size, method, name,
                reason.empty() ? "" : "  -- ", reason);
   }
   Counts counts = count(plan);
   size_t refused = counts.methods[Method::refused], all = plan.sites.size();
-  fmt::print("\n{} of {} can be probed ({:.1f} %)\n", all - refused, counted(all, "function"),
+  const char* what = !points ? "function" : !functions ? "instruction" : "place";
+  fmt::print("\n{} of {} can be probed ({:.1f} %)\n", all - refused, counted(all, what),
              all ? 100.0 * static_cast<double>(all - refused) / static_cast<double>(all) : 0.0);
   for (auto& [method, n] : counts.methods)
     if (method != Method::refused) fmt::print("{:>8}  by {}\n", n, describe(method));
@@ -125,10 +141,29 @@ const char* source_name(FunctionSource source) {
   return "?";
 }
 
-void print_json(const Image& image, const ImagePlan& plan, const std::string& obstacle) {
+nlohmann::ordered_json json_of_point(const LoadedImage& loaded, const SitePlan& site, Instructions& starts) {
+  ImageAddr at = loaded.to_image(site.entry);
+  nlohmann::ordered_json line{
+      {"address", at.value}, {"name", point_name(*loaded.image, at)}, {"method", describe(site.method)}};
+  if (site.method == Method::refused) line["refused"] = describe(site.refusal), line["offset"] = site.refusal_offset;
+  else if (site.refusal != Refusal::none) line["no_jump"] = describe(site.refusal);
+  if (site.method != Method::refused && site.patch != site.entry) line["patched"] = loaded.to_image(site.patch).value;
+  if (site.refusal != Refusal::inside_instruction) return line;
+  auto& near = line["instructions"] = nlohmann::ordered_json::array();
+  for (ImageAddr a : starts.beside(at)) near.push_back(a.value);
+  return line;
+}
+
+void print_json(const LoadedImage& loaded, const ImagePlan& plan, const std::string& obstacle) {
+  const Image& image = *loaded.image;
   nlohmann::ordered_json out{{"file", image.path()}, {"build_id", image.build_id()}, {"stripped", image.stripped()}};
-  auto& functions = out["functions"] = nlohmann::ordered_json::array();
+  auto functions = nlohmann::ordered_json::array(), instructions = functions;
+  Instructions starts(image);
   for (auto& site : plan.sites) {
+    if (site.is_point()) {
+      instructions.push_back(json_of_point(loaded, site, starts));
+      continue;
+    }
     const Function& f = image.functions()[site.function];
     nlohmann::ordered_json line{{"address", f.range.begin.value}, {"size", f.range.size()},
                                 {"name", display_name(image, f)}, {"symbol", f.name},
@@ -139,7 +174,11 @@ void print_json(const Image& image, const ImagePlan& plan, const std::string& ob
     functions.push_back(std::move(line));
   }
   Counts counts = count(plan);
-  auto& summary = out["summary"] = nlohmann::ordered_json{{"functions", plan.sites.size()}};
+  nlohmann::ordered_json numbers{{"functions", functions.size()}};
+  if (!instructions.empty()) numbers["instructions"] = instructions.size();
+  out["functions"] = std::move(functions);
+  if (!instructions.empty()) out["instructions"] = std::move(instructions);
+  auto& summary = out["summary"] = std::move(numbers);
   for (auto& [method, n] : counts.methods) summary["methods"][describe(method)] = n;
   for (auto& [reason, n] : counts.refusals) summary["refusals"][reason] = n;
   for (auto& [reason, n] : counts.entry_only) summary["entry_only"][reason] = n;
@@ -150,17 +189,25 @@ void print_json(const Image& image, const ImagePlan& plan, const std::string& ob
 
 int run(const Options& options) {
   Selection selection = require(Selection::parse(options.patterns));
+  Places places = require(Places::parse(options.places));
   auto image = require(Image::open(find_program(options.file)));
   if (image->machine() != EM_X86_64)
     throw CommandError{{fmt::format("{} is for AArch64: its functions cannot be planned here", image->path()), 1}};
-  auto functions = selection.select(*image, true);
-  if (auto error = selection.unmatched({&image, 1})) throw CommandError{*error};
+  std::vector<uint32_t> functions;
+  if (options.places.empty() || !options.patterns.empty()) {  // a place alone means no function
+    functions = selection.select(*image, true);
+    if (auto error = selection.unmatched({&image, 1})) throw CommandError{*error};
+  }
+  // Addresses are the file's own.
+  auto points = require(places.find_any({image, 0, {Addr(), Addr(~0ull)}}, true));
+  if (auto error = places.unmatched({&image, 1})) throw CommandError{*error};
   for (auto& note : selection.notes()) tell("sonde: note: {}\n", printable(note));
+  for (auto& note : places.notes()) tell("sonde: note: {}\n", printable(note));
   LoadedImage loaded = place(image);
   std::string obstacle;
-  ImagePlan plan = make_plan(loaded, functions, !options.no_trap, &obstacle);
-  if (options.json) print_json(*image, plan, obstacle);
-  else print_text(*image, plan, obstacle);
+  ImagePlan plan = make_plan(loaded, functions, points, !options.no_trap, &obstacle);
+  if (options.json) print_json(loaded, plan, obstacle);
+  else print_text(loaded, plan, obstacle);
   return 0;
 }
 
@@ -174,16 +221,24 @@ void add_list(CLI::App& app, int& status) {
       ->type_name("FILE");
   command->add_option("patterns", options->patterns, "Only these functions: GLOB, MODULE:GLOB, !GLOB")
       ->type_name("PATTERN");
+  command
+      ->add_option("--at", options->places,
+                   "These instructions: SYMBOL+OFFSET, GLOB+* (each of a function's), FILE:LINE, 0xADDRESS, "
+                   "MODULE:0xFILEOFFSET, @FILE with a place a line (repeatable)")
+      ->allow_extra_args(false)
+      ->type_name("PLACE");
   command->add_flag("--no-trap", options->no_trap, "Refuse functions that only a one-byte trap fits");
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(
-      "Without PATTERN: every function of the file. Addresses are the file's own.\n"
+      "Without PATTERN and --at: every function of the file. Addresses are the file's own.\n"
       "`entry only` functions are counted, the ends of their calls are not seen.\n\n"
       "Examples:\n"
       "  sonde list ./app                                    all functions of a program\n"
       "  sonde list ./app 'net::*' '!net::debug*'            some of them\n"
       "  sonde list sqlite3                                  a stripped program: by its unwind tables\n"
       "  sonde list /lib/x86_64-linux-gnu/libc.so.6 'mem*'   a library's functions\n"
+      "  sonde list ./app --at 'parse+*'                     each instruction of a function, and how all of them at "
+      "once\n"
       "  sonde list --json ./app | jq '.functions[] | select(.method == \"refused\") | .name'");
   command->callback([options, &status] { status = run(*options); });
 }

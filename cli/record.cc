@@ -157,7 +157,11 @@ class Wanted {
     for (std::string& text : places_.waiting()) texts.push_back(std::move(text));
     return texts;
   }
-  std::vector<std::string> notes() const { return functions_.notes(); }
+  std::vector<std::string> notes() const {
+    auto notes = functions_.notes();
+    for (std::string& text : places_.notes()) notes.push_back(std::move(text));
+    return notes;
+  }
 
  private:
   Selection functions_;
@@ -416,6 +420,7 @@ class Recording {
     }
     writer_->images(std::span(meta_.images).subspan(known));
     std::vector<TraceSite> added;
+    std::map<Refusal, std::vector<std::string>> points;  // that cannot be probed
     auto sites = target_->sites();
     for (; written_sites_ < sites.size(); written_sites_++) {
       const TargetSite& site = sites[written_sites_];
@@ -425,13 +430,23 @@ class Recording {
                        refused ? fmt::format("{} (at +{})", describe(site.plan.refusal), site.plan.refusal_offset) : "",
                        site.plan.no_hijack == NoHijack::none ? "" : describe(site.plan.no_hijack), site.internal,
                        site.plan.is_point()});
-      if (refused && site.plan.is_point() && !options_.quiet)
-        tell("sonde: note: the instruction at {} is not probed: {}\n",
-             printable(
-                 point_name(*images[site.image].loaded.image, images[site.image].loaded.to_image(site.plan.entry))),
-             describe(site.plan.refusal));
+      if (refused && site.plan.is_point())
+        points[site.plan.refusal].push_back(
+            point_name(*images[site.image].loaded.image, images[site.image].loaded.to_image(site.plan.entry)));
     }
     writer_->sites(added);
+    if (!options_.quiet) tell_refused(points);
+  }
+
+  static void tell_refused(const std::map<Refusal, std::vector<std::string>>& points) {
+    constexpr size_t kNamed = 3;
+    for (const auto& [reason, names] : points) {
+      std::span named(names.data(), std::min(names.size(), kNamed));
+      std::string more = names.size() > kNamed ? fmt::format(" and {} more", names.size() - kNamed) : "";
+      tell("sonde: note: the {} at {}{} {} not probed: {}\n", plural(names.size(), "instruction", "instructions"),
+           printable(fmt::format("{}", fmt::join(named, ", "))), more, plural(names.size(), "is", "are"),
+           describe(reason));
+    }
   }
 
   static std::string raw_name(const LoadedImage& loaded, const TargetSite& site) {
@@ -688,7 +703,7 @@ void add_record(CLI::App& app, int& status) {
   command
       ->add_option("--at", options->places,
                    "An instruction to probe: SYMBOL+OFFSET, FILE:LINE, 0xADDRESS, each after MODULE: or without, "
-                   "MODULE:0xFILEOFFSET (repeatable)")
+                   "MODULE:0xFILEOFFSET; GLOB+* is each of a function's, @FILE a file with a place a line (repeatable)")
       ->allow_extra_args(false)
       ->type_name("PLACE");
   command->add_flag("-s,--stack", options->stacks, "Record a stack for each hit");

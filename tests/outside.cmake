@@ -1,5 +1,5 @@
 # What everybody else's tools say of a recorded program: stacks by gdb, eu-stack and the unwinders inside, counts by gdb's
-# breakpoints, backtraces that the program takes itself in a timer's handler.
+# breakpoints, backtraces that the program takes itself in a timer's handler, executions of single instructions by ptrace.
 if(TARGET sonde AND NOT SONDE_SANITIZE)
   function(sonde_outside_test name script)
     add_test(NAME ${name} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/outside/${script}.py
@@ -10,6 +10,7 @@ if(TARGET sonde AND NOT SONDE_SANITIZE)
   sonde_outside_test(outside_counts counts sqlite3)
   sonde_outside_test(outside_timer timer)
   sonde_outside_test(outside_reasons reasons)
+  sonde_outside_test(outside_places places)
   # Minutes: ./dev proof.
   sonde_outside_test(outside_stacks_of_all_subsets stacks --all)
   sonde_outside_test(outside_counts_of_four_programs counts)

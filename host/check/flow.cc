@@ -115,7 +115,8 @@ class Analysis {
       else if (++visits_ > kMaxVisits * (followed_ + 100)) return void(out_.gave_up = true);
       switch (op->flow) {
         case Flow::jump: return branch_to(op->target, *part, state, weak);
-        case Flow::branch: {
+        case Flow::branch:
+        case Flow::transaction: {
           State taken = state;
           taken.apply(*op);
           branch_to(op->target, *part, taken, weak);

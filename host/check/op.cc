@@ -258,16 +258,12 @@ std::optional<Op> decode_op(std::span<const uint8_t> bytes, uint64_t pc) {
   if (insn->flow == Flow::call) out.act = Act::call;
   if (insn->flow == Flow::counted)
     out.narrow = 0, out.mixed = insn->bytes[0] == 0xe3 ? 0 : 1u << rcx, out.read = 1u << rcx;
+  // Control comes back to the target with all else as it is here.
+  if (insn->flow == Flow::transaction) out.narrow = 1u << rax;
   if (insn->nop || is_direct(insn->flow) || insn->flow == Flow::ret || insn->flow == Flow::stop) return out;
   ZydisDecodedInstruction z;
   ZydisDecodedOperand ops[ZYDIS_MAX_OPERAND_COUNT];
   if (!ZYAN_SUCCESS(ZydisDecoderDecodeFull(&decoder(), bytes.data(), bytes.size(), &z, ops))) return std::nullopt;
-  if (z.mnemonic == ZYDIS_MNEMONIC_XBEGIN) {
-    // Control goes on, or comes back to the target with everything as it is here.
-    out.flow = Flow::branch, out.target = out.next() + static_cast<uint64_t>(z.raw.imm[0].value.s),
-    out.narrow = 1u << rax;
-    return out;
-  }
   Decoder(z, ops, out).run();
   return out;
 }

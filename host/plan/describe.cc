@@ -31,6 +31,7 @@ const char* describe(Refusal refusal) {
     case Refusal::small_stacks: return "its stacks have no room for sums";
     case Refusal::inside_instruction: return "inside an instruction";
     case Refusal::function_entry: return "the entry of a function that is probed";
+    case Refusal::landing_pad: return "a landing pad: the instruction behind it is probed for both";
     case Refusal::occupied: return "a thread always stood in it";
     case Refusal::differs: return "the code in memory differs from the file";
   }

@@ -174,6 +174,7 @@ class Analysis {
       switch (op.flow) {
         case Flow::jump: return branch_to(op.target, state);
         case Flow::branch:
+        case Flow::transaction:
         case Flow::counted: branch_to(op.target, state); break;
         case Flow::call:
           if (inside(op.target) && op.target != own_.begin) {

@@ -27,7 +27,6 @@ Flow flow_of(const ZydisDecodedInstruction& z) {
     case ZYDIS_MNEMONIC_INT3:
     case ZYDIS_MNEMONIC_INT1:
     case ZYDIS_MNEMONIC_INTO: return Flow::trap;
-    case ZYDIS_MNEMONIC_XBEGIN:
     case ZYDIS_MNEMONIC_IRET:
     case ZYDIS_MNEMONIC_IRETD:
     case ZYDIS_MNEMONIC_IRETQ:
@@ -35,6 +34,10 @@ Flow flow_of(const ZydisDecodedInstruction& z) {
     case ZYDIS_MNEMONIC_SYSEXIT:
     case ZYDIS_MNEMONIC_SYSRET:
     case ZYDIS_MNEMONIC_RSM: return Flow::strange;
+    case ZYDIS_MNEMONIC_XBEGIN: return Flow::transaction;
+    // Zydis counts these among the branches, for they may end a transaction.
+    case ZYDIS_MNEMONIC_XEND:
+    case ZYDIS_MNEMONIC_XABORT: return Flow::next;
     default: break;
   }
   if (z.meta.category == ZYDIS_CATEGORY_COND_BR) return relative ? Flow::branch : Flow::strange;

@@ -15,13 +15,14 @@ enum class Flow : uint8_t {
   jump,           // direct jmp
   branch,         // direct jcc
   counted,        // loop, loope, loopne, jrcxz, jecxz: rel8 only
+  transaction,    // xbegin: goes on, or comes out at its target
   call,           // direct call
   jump_indirect,
   call_indirect,
   ret,
   stop,           // ud0 ud1 ud2 hlt: not expected to go on
   trap,           // int3, int1, into
-  strange,        // far transfers, xbegin, iret, sysenter, sysret: never moved
+  strange,        // far transfers, iret, sysenter, sysret: never moved
 };
 
 struct Insn {
@@ -49,7 +50,8 @@ constexpr bool ends_flow(Flow flow) {
   return flow == Flow::jump || flow == Flow::jump_indirect || flow == Flow::ret || flow == Flow::stop;
 }
 constexpr bool is_direct(Flow flow) {
-  return flow == Flow::jump || flow == Flow::branch || flow == Flow::counted || flow == Flow::call;
+  return flow == Flow::jump || flow == Flow::branch || flow == Flow::counted || flow == Flow::transaction ||
+         flow == Flow::call;
 }
 
 // The instruction at the start of `bytes`, which stand at pc; nothing if they are none.

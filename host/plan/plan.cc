@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/check.h"
+#include "host/image/names.h"
 #include "host/plan/hijack.h"
 #include "host/plan/planner.h"
 #include "host/plan/runtime.h"
@@ -15,9 +16,10 @@ namespace {
 constexpr uint16_t kX86_64 = 62;  // EM_X86_64
 constexpr std::string_view kAgentFile = "libsonde-agent.so";
 
+bool is_agent(const Image& image) { return base_name(image.path()) == kAgentFile; }
+
 Refusal refused_at_once(const CodeView& view, const Image& image, const Function& f, uint64_t entry) {
-  std::string_view file = image.path();
-  if (file.substr(file.rfind('/') + 1) == kAgentFile) return Refusal::engine;
+  if (is_agent(image)) return Refusal::engine;
   if (f.cold_part) return Refusal::cold_part;
   if (!view.in_text(entry)) return Refusal::not_code;
   return Refusal::none;
@@ -59,6 +61,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
     site.function = kNoFunction;
     site.entry = site.patch = loaded.to_target(request.points[i]);
     site.no_hijack = NoHijack::point;
+    if (is_agent(image)) site.refusal = Refusal::engine;
   }
   if (plan.sites.empty()) {  // most libraries make no system calls either
     SystemCalls calls = request.system_calls ? find_system_calls(view, nullptr) : SystemCalls{};
@@ -66,6 +69,7 @@ Result<ImagePlan> plan_image(const PlanRequest& request) {
   }
   add_landing_pads(loaded, view);
   Planner planner(view, request);
+  planner.find_points(std::span(plan.sites).subspan(ranges.size()), ranges);
   planner.plan_system_calls(plan);
   planner.plan(plan.sites, ranges);
   planner.finish(plan);

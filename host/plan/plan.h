@@ -29,6 +29,7 @@ enum class Refusal : uint8_t {
   small_stacks,  // runs where there is no room for what is wanted of a hit
   inside_instruction,  // no instruction begins at the point
   function_entry,  // the point is where a function that is probed begins
+  landing_pad,  // the point behind it, which stands for both, is wanted too
   occupied,  // threads always stood in the bytes (found when arming a program that runs)
   differs,  // the code in memory is not what the file holds (found when arming)
 };

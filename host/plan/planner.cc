@@ -33,11 +33,11 @@ std::vector<uint8_t> pointer_bytes(uint64_t value) {
   return std::move(word.bytes());
 }
 
-// Extends nops by those that follow: the detour goes back behind all of them.
-Displaced all_nops(const CodeView& view, const Window& w, uint64_t end) {
+// Extends nops by those that follow: the detour goes back behind all of them, but skips none that is itself probed.
+Displaced all_nops(const CodeView& view, const Targets& targets, const Window& w, uint64_t end) {
   Displaced d = w.first(w.length);
   d.copied = false;
-  while (w.patch + d.length < end) {
+  while (w.patch + d.length < end && !targets.marked(w.patch + d.length)) {
     auto insn = decode(view.code_at(w.patch + d.length), w.patch + d.length);
     if (!insn || !insn->nop) break;
     d.length += insn->length;
@@ -86,59 +86,87 @@ void Planner::plan_system_calls(ImagePlan& plan) {
       refuse(candidates.back(), Refusal::engine), candidates.pop_back();
   }
   choose(std::move(candidates), false);
+  wanted_ = {};
 }
 
-// The points that can be, marked: no other patch covers one.
-std::vector<Planner::Candidate> Planner::points(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
-  if (sites.empty()) return {};
+void Planner::find_points(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
+  if (sites.empty()) return;
   std::set<uint64_t> entries;  // where the functions' own patches will stand
   for (CodeRange f : functions) entries.insert(window_at(view_, targets_, f).patch);
   uint32_t number = request_.first_site + static_cast<uint32_t>(functions.size());
-  std::vector<Candidate> candidates;
+  Decoded decoded;
   for (SitePlan& site : sites) {
     Candidate c{&site, number++, {}, {}};
     uint64_t at = site.entry.value;
     size_t f = view_.function_from(at);
-    if (f == view_.functions.size() || at < view_.functions[f].begin) {
-      refuse(c, Refusal::not_code);
+    bool known = f < view_.functions.size() && view_.functions[f].begin <= at;
+    if (known) site.function = static_cast<uint32_t>(f), c.function = view_.functions[f];
+    if (site.refusal != Refusal::none) continue;
+    Refusal why = known ? check_point(c, at, decoded) : Refusal::not_code;
+    if (why == Refusal::none && entries.contains(c.window.patch)) why = Refusal::function_entry;
+    if (why != Refusal::none) {
+      refuse(c, why);
       continue;
     }
-    c.function = view_.functions[f];
-    site.function = static_cast<uint32_t>(f);
-    targets_.add_near(c.function.begin, c.function.end);
-    Refusal why = check_point(c, at);
-    if (why == Refusal::none && entries.contains(c.window.patch)) why = Refusal::function_entry;
-    if (why != Refusal::none) refuse(c, why);
-    else targets_.mark(c.window.patch), candidates.push_back(std::move(c));
+    // The one of a landing pad and the one behind it are the same place.
+    if (!points_.empty() && points_.back().window.patch == c.window.patch)
+      refuse(points_.back(), Refusal::landing_pad), points_.pop_back();
+    site.patch = Addr(c.window.patch);
+    points_.push_back(std::move(c));
   }
-  for (Candidate& c : candidates) {
-    c.window = window_inside(view_, targets_, c.function, c.window.patch);
-    c.site->patch = Addr(c.window.patch);
-  }
-  return candidates;
+  for (const Candidate& c : points_) targets_.add_near(c.function.begin, c.function.end);
+  // Where a trap can take its place, no watched system call needs what stands behind it.
+  if (!request_.allow_traps) return;
+  mark_points();
+  for (const Candidate& c : points_) wanted_.add(c.window.patch, c.window.patch + 1);
+}
+
+// No other patch covers one.
+void Planner::mark_points() {
+  for (const Candidate& c : points_) targets_.mark(c.window.patch);
 }
 
 // Whether an instruction begins there that a patch may replace; sets window.patch to it.
-Refusal Planner::check_point(Candidate& c, uint64_t at) const {
-  uint64_t pc = c.function.begin;
-  while (pc < at) {
-    auto insn = decode(view_.code_at(pc), pc);
-    if (!insn) return c.window.reason_offset = static_cast<uint32_t>(pc - c.function.begin), Refusal::data_in_text;
-    pc = insn->next();
+Refusal Planner::check_point(Candidate& c, uint64_t at, Decoded& decoded) const {
+  if (decoded.function != c.function.begin || decoded.end > at) decoded = {c.function.begin, c.function.begin};
+  auto wrong = [&](Refusal why, uint64_t where) {
+    c.window.reason_offset = static_cast<uint32_t>(where - c.function.begin);
+    return why;
+  };
+  auto insn = decode(view_.code_at(decoded.end), decoded.end);
+  while (insn && insn->next() <= at) {
+    decoded.end = insn->next();
+    insn = decode(view_.code_at(decoded.end), decoded.end);
   }
-  auto insn = decode(view_.code_at(at), at);
-  if (pc != at) return Refusal::inside_instruction;
-  if (!insn) return Refusal::not_code;
+  if (!insn) return wrong(decoded.end == at ? Refusal::not_code : Refusal::data_in_text, decoded.end);
+  if (decoded.end != at) return wrong(Refusal::inside_instruction, at);
   c.window.patch = insn->landing_pad ? insn->next() : at;
-  uint64_t patch = c.window.patch;
-  bool call = std::ranges::find(calls_.found, patch, &SystemCall::at) != calls_.found.end();
-  if (call || changed_.overlaps(patch, patch + 1))
-    return Refusal::system_call;  // the patch of one may cover what follows
-  return locked_.overlaps(patch, patch + 1) ? Refusal::engine : Refusal::none;
+  auto call = std::ranges::find(calls_.found, c.window.patch, &SystemCall::at);
+  bool watched = call != calls_.found.end() && is_minded(call->number);
+  return watched ? wrong(Refusal::system_call, call->at) : Refusal::none;
+}
+
+// Those of the points that can be.
+std::vector<Planner::Candidate> Planner::open_points() {
+  mark_points();
+  std::vector<Candidate> open;
+  for (Candidate& c : points_) {
+    uint64_t patch = c.window.patch;
+    c.window = window_inside(view_, targets_, c.function, patch);
+    bool earlier = earlier_.overlaps(patch, patch + 1);
+    // The patch of a watched system call may cover what follows.
+    if (earlier || locked_.overlaps(patch, patch + 1) || changed_.overlaps(patch, patch + 1)) {
+      c.window.reason_offset = static_cast<uint32_t>(patch - c.function.begin);
+      refuse(c, earlier ? Refusal::engine : Refusal::system_call);
+    } else {
+      open.push_back(std::move(c));
+    }
+  }
+  return open;
 }
 
 void Planner::plan(std::span<SitePlan> sites, std::span<const CodeRange> functions) {
-  std::vector<Candidate> candidates = points(sites.subspan(functions.size()), functions);
+  std::vector<Candidate> candidates = open_points();
   for (size_t i = 0; i < functions.size(); i++) {
     if (sites[i].refusal != Refusal::none) continue;
     targets_.add_near(functions[i].begin, functions[i].end);
@@ -186,7 +214,7 @@ bool Planner::plan_jump(Candidate& c) {
   if (!w.fits_jump || locked_.overlaps(w.patch, w.patch + kJumpBytes)) return false;
   bool nops =
       w.length >= kJumpBytes && std::all_of(w.insns.begin(), w.insns.end(), [](const Insn& i) { return i.nop; });
-  if (!add_detour(c, nops ? all_nops(view_, w, c.function.end) : w.first(w.length))) return false;
+  if (!add_detour(c, nops ? all_nops(view_, targets_, w, c.function.end) : w.first(w.length))) return false;
   set_patch(c, nops ? Method::nops : Method::jump, jump_bytes(w.patch, c.site->detour.value));
   return true;
 }
@@ -243,7 +271,9 @@ bool Planner::plan_punned_jump(Candidate& c) {
 bool Planner::plan_pun(Candidate& c, const Displaced& displaced, uint32_t prefixes) {
   // patch: prefixes, e9, `open` displacement bytes of our choice, then bytes of the next instructions
   uint64_t patch = c.window.patch, jump = patch + prefixes, keep = patch + displaced.length, end = jump + kJumpBytes;
-  if (locked_.overlaps(patch, keep) || changed_.overlaps(keep, end) || earlier_.overlaps(keep, end)) return false;
+  if (locked_.overlaps(patch, keep) || changed_.overlaps(keep, end) || earlier_.overlaps(keep, end) ||
+      wanted_.overlaps(keep, end))
+    return false;
   auto code = view_.code_at(patch);
   if (code.size() < prefixes + kJumpBytes) return false;
   uint32_t open = displaced.length - prefixes - 1;

@@ -17,10 +17,11 @@ class Planner {
  public:
   Planner(const CodeView& view, const PlanRequest& request);
 
-  // Those that the request asks for, numbered behind its functions. Comes first: nothing else may move one of these.
+  // Which of the sites' `entry`s, ascending, are instructions that can be probed. Comes first: nothing else covers one of these.
+  void find_points(std::span<SitePlan> sites, std::span<const CodeRange> functions);
+  // Those that the request asks for, numbered behind its functions and points. Comes before plan(), which moves none of them.
   void plan_system_calls(ImagePlan& plan);
-  // Plans sites[i] for functions[i], and those behind them for the instructions at their `entry`. Sites that are refused already
-  // are left alone.
+  // Plans sites[i] for functions[i], and what find_points() found. Sites that are refused already are left alone.
   void plan(std::span<SitePlan> sites, std::span<const CodeRange> functions);
   void finish(ImagePlan& plan) const;
 
@@ -33,8 +34,12 @@ class Planner {
     uint64_t relied = 0;  // bytes that the detour stands for or a jump reads
   };
   void choose(std::vector<Candidate> candidates, bool force_traps);
-  std::vector<Candidate> points(std::span<SitePlan> sites, std::span<const CodeRange> functions);
-  Refusal check_point(Candidate& c, uint64_t at) const;
+  struct Decoded {  // how far a function has been
+    uint64_t function = 0, end = 0;
+  };
+  Refusal check_point(Candidate& c, uint64_t at, Decoded& decoded) const;
+  void mark_points();
+  std::vector<Candidate> open_points();
   void refuse(Candidate& c, Refusal reason);
   bool plan_jump(Candidate& c);
   bool plan_short_jump(Candidate& c);
@@ -57,6 +62,8 @@ class Planner {
   IntervalSet changed_;  // patched bytes
   IntervalSet locked_;  // bytes that punned jumps depend on, and those of earlier plans
   IntervalSet earlier_;  // the latter: not what the file says
+  std::vector<Candidate> points_;
+  IntervalSet wanted_;  // points' first bytes, while system calls are planned
   SystemCalls calls_;
   uint64_t arena_ = 0, arena_at_ = 0, arena_end_ = 0;  // the main arena: pointer, then detours
   bool arena_used_ = false;  // at least by its pointer

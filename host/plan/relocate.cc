@@ -3,6 +3,7 @@
 //   jmp T           e9 T                         or  ff 25 0 T:64
 //   jcc T           0f 8c T                      or  7(c^1) +14; ff 25 0 T:64
 //   loop/jrcxz T    e2 +2; eb +5; e9 T           (the jump form above, skipped when not taken)
+//   xbegin T        c7 f8 T
 //   call T          68 R.lo; c7 44 24 04 R.hi; e9 T      push sign-extends, the second store sets the upper half
 //   call *m         68 R.lo; c7 44 24 04 R.hi; jmp *m    m's displacement + 8 where it is based on rsp
 //   ... d(%rip)     same bytes, d adjusted
@@ -71,11 +72,11 @@ void push_return_address(const Insn& insn, CodeBuffer& out, std::vector<InnerSte
   if (inner) inner->push_back({13, 8});
 }
 
-Moved move_pc_relative(const Insn& insn, CodeBuffer& out, std::array<uint8_t, 15> bytes) {
+// `bytes`: the copy, whose distance to the target stands at `offset`.
+Moved move_pc_relative(const Insn& insn, CodeBuffer& out, std::array<uint8_t, 15> bytes, uint8_t offset) {
   int64_t disp = static_cast<int64_t>(insn.target - (out.here() + insn.length));
   if (!fits32(disp)) return Moved::out_of_reach;
-  for (int i = 0; i < 4; i++)
-    bytes[insn.disp_offset + i] = static_cast<uint8_t>(static_cast<uint64_t>(disp) >> (8 * i));
+  for (int i = 0; i < 4; i++) bytes[offset + i] = static_cast<uint8_t>(static_cast<uint64_t>(disp) >> (8 * i));
   out.append({bytes.data(), insn.length});
   return Moved::yes;
 }
@@ -84,7 +85,7 @@ Moved move_indirect_call(const Insn& insn, CodeBuffer& out, std::vector<InnerSte
   push_return_address(insn, out, inner);
   auto bytes = insn.bytes;
   bytes[insn.modrm_offset] = static_cast<uint8_t>((modrm(insn) & 0xc7) | 4 << 3);  // ff /2 -> ff /4
-  if (insn.pc_relative_memory) return move_pc_relative(insn, out, bytes);
+  if (insn.pc_relative_memory) return move_pc_relative(insn, out, bytes, insn.disp_offset);
   if (!operand_of(insn).rsp_based) return out.append({bytes.data(), insn.length}), Moved::yes;
   bytes[insn.modrm_offset] = static_cast<uint8_t>((bytes[insn.modrm_offset] & 0x3f) | 0x80);  // disp32
   out.append({bytes.data(), static_cast<size_t>(insn.modrm_offset) + 2});
@@ -134,6 +135,7 @@ bool can_move(const Insn& insn) {
     case Flow::trap:
     case Flow::strange: return false;
     case Flow::call_indirect: return can_move_indirect_call(insn);
+    case Flow::transaction: return insn.imm_size == 4;
     case Flow::jump:
     case Flow::branch:
     case Flow::call: {
@@ -151,12 +153,13 @@ Moved move_insn(const Insn& insn, CodeBuffer& out, std::vector<InnerStep>* inner
   switch (insn.flow) {
     case Flow::jump: return out.jump(insn.target), Moved::yes;
     case Flow::branch: return move_branch(insn, out, inner), Moved::yes;
+    case Flow::transaction: return move_pc_relative(insn, out, insn.bytes, insn.imm_offset);
     case Flow::counted: return move_counted(insn, out, inner), Moved::yes;
     case Flow::call: return push_return_address(insn, out, inner), out.jump(insn.target), Moved::yes;
     case Flow::call_indirect: return move_indirect_call(insn, out, inner);
     default: break;
   }
-  if (insn.pc_relative_memory) return move_pc_relative(insn, out, insn.bytes);
+  if (insn.pc_relative_memory) return move_pc_relative(insn, out, insn.bytes, insn.disp_offset);
   out.append(insn.code());
   return Moved::yes;
 }

@@ -10,6 +10,7 @@
 
 #include "core/probe/control.h"
 #include "core/probe/stack_capture.h"
+#include "host/plan/places.h"
 #include "host/plan/runtime.h"
 #include "host/target/presence.h"
 #include "host/target/threads.h"
@@ -184,6 +185,12 @@ Result<std::vector<AddrRange>> Target::used_ranges() const {
   return used;
 }
 
+// A point there is hit when the function is called; a landing pad stays in front of it.
+static bool is_entry(const Image& image, uint32_t function, ImageAddr at) {
+  ImageAddr begin = image.functions()[function].range.begin;
+  return at == begin || (at == begin + 4 && is_landing_pad(image, begin));
+}
+
 // Nothing is written to the target yet, so earlier plans of this update are kept apart by hand.
 Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chosen, std::span<const Planned> before) {
   Planned planned{image, std::move(chosen), SONDE_TRY(event_functions(tracee, images_[image].loaded)), {}};
@@ -191,7 +198,11 @@ Result<Target::Planned> Target::plan(Tracee& tracee, uint32_t image, Chosen chos
   request.image = &images_[image].loaded;
   request.functions = planned.chosen.functions;
   request.points = planned.chosen.points;
-  for (const auto& [function, flag] : planned.events) request.functions.push_back(function);
+  for (const auto& [function, flag] : planned.events) {
+    // A point at its entry sees the event as well.
+    auto is_there = [&](ImageAddr at) { return is_entry(*request.image->image, function, at); };
+    if (std::ranges::none_of(request.points, is_there)) request.functions.push_back(function);
+  }
   std::sort(request.functions.begin(), request.functions.end());
   request.functions.erase(std::unique(request.functions.begin(), request.functions.end()), request.functions.end());
   size_t first_site = sites_.size();
@@ -246,7 +257,11 @@ Result<void> Target::arm(Tracee& tracee, Planned& planned) {
     auto event = planned.events.find(function);
     uint32_t flag = event == planned.events.end() ? 0 : event->second;
     bool internal = !std::ranges::binary_search(planned.chosen.functions, function);
-    if (plan.is_point()) flag = 0, internal = false;
+    if (plan.is_point()) {
+      const LoadedImage& loaded = images_[planned.image].loaded;
+      if (flag && !is_entry(*loaded.image, function, loaded.to_image(plan.entry))) flag = 0;
+      internal = false;
+    }
     add_site({planned.image, function, std::move(plan), flag, internal, false});
   }
   for (SystemCallPlan& call : planned.plan.system_calls) {

@@ -212,3 +212,82 @@ assert said["functions"] == 1 and said["instructions"] == 1 and said["calls"] ==
 assert said["output"] == "trace" and said["lost"] == 0 and said["notes"] == [], said
 PY
 }
+
+@test "each instruction of what a glob matches, and places from a file: as one by one" {
+  build_loops -O1
+  options=()
+  while read -r at; do options+=(--at "$at"); done < <(instructions_of loops work leaf)
+  same_as_untraced "${options[@]}" -- ./loops
+  hits >expected
+  same_as_untraced --at 'work+*' --at 'lea?+*' -- ./loops
+  hits | diff expected -
+  instructions_of loops work leaf >places
+  same_as_untraced --at @places -- ./loops
+  hits | diff expected -
+  run -2 "$SONDE" record -o none --at 'wor?' -- ./loops
+  [[ "$output" == *'write GLOB+* for every one'* ]]
+}
+
+@test "nops beside each other are each their own place" {
+  cat >nops.s <<'S'
+  .globl main
+  .type main, @function
+main:
+  mov $3, %ecx
+1:
+  .byte 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0
+  .byte 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0
+  nopl (%rax)
+  dec %ecx
+  jnz 1b
+  xor %eax, %eax
+  ret
+  .size main, . - main
+  .section .note.GNU-stack, "", @progbits
+S
+  gcc -o nops nops.s
+  same_as_untraced --at main+5 --at main+16 --at main+27 -- ./nops
+  [ "$(hits)" = "$(printf 'main+0x10 3\nmain+0x1b 3\nmain+0x5 3')" ] || { hits; return 1; }
+}
+
+@test "a landing pad and the instruction behind it are one place, which is named as asked for" {
+  build_loops -O1 -fcf-protection=full
+  objdump -d --disassemble=pick loops | grep -q endbr64
+  for place in pick pick+4; do
+    same_as_untraced --at $place -- ./loops
+    [ "$(hits)" = "pick+$([ $place = pick ] && echo 0x0 || echo 0x4) 12" ] || { hits; return 1; }
+  done
+  same_as_untraced --at pick --at pick+4 -- ./loops
+  [ "$(hits)" = 'pick+0x4 12' ]
+}
+
+@test "behind a watched system call, and where sonde itself watches a function" {
+  cat >masks.c <<'C'
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) {
+  sigset_t set;
+  sigfillset(&set);
+  for (int i = 0; i < 5; i++) sigprocmask(i % 2 ? SIG_UNBLOCK : SIG_BLOCK, &set, 0);
+  for (int i = 0; i < 4; i++) syscall(SYS_getpid);
+  return 0;
+}
+C
+  gcc -O1 -o masks masks.c
+  library=/usr/lib/x86_64-linux-gnu/libc.so.6
+  behind=$("$SONDE" list --json $library --at 'pthread_sigmask+*' | python3 -c '
+import json, sys
+listed = json.load(sys.stdin)["instructions"]
+calls = [n for n, i in enumerate(listed) if i.get("refused", "").startswith("a system call")]
+assert calls, listed
+for n in calls: print(listed[n + 1]["name"])')
+  options=(--at libc.so.6:syscall)
+  for at in $behind; do options+=(--at "libc.so.6:$at"); done
+  same_as_untraced "${options[@]}" -- ./masks
+  ! grep 'not probed' traced.err.all || return 1
+  hits >found
+  grep -qx 'syscall+0x0 4' found
+  [ "$(awk '/sigmask/ { n += $2 } END { print n }' found)" -ge 5 ] || { cat found; return 1; }
+}
