@@ -1,17 +1,13 @@
-#!/ usr / bin / env python3
-""
-    "Every offset of functions that nobody here wrote, tried as the place of a probe while the program does its own work.
+#!/usr/bin/env python3
+"""Every offset of functions that nobody here wrote, tried as the place of a probe while the program does its own work.
 
-    usage : places.py-- work DIR-- sonde FILE[--functions N][LIBRARY...] libraries : libc libcrypto python3 libsqlite3;
-all without
+usage: places.py --work DIR --sonde FILE [--functions N] [LIBRARY...]     libraries: libc libcrypto python3 libsqlite3; all without
 
-    Of each library a quarter of N functions
-    : three out of four are executed by the program,
-      the AVX - 512 code of libcrypto among them.Where their instructions begin is told by objdump.All other offsets are
-                    refused as inside an instruction;
-of the instructions only those that a row of UNAVOIDABLE explains;
-every other one is armed, all at once, and the program does what
-it does alone. How often some of them are executed is counted by step_counts.c.
+Of each library a quarter of N functions: its AVX-512 code (up to a quarter of them), functions that the program calls, and
+others. Where their instructions begin is told by objdump. All other offsets are refused as inside an instruction; of the
+instructions, system calls that sonde watches and landing pads (the instruction behind one is probed for both); every other one
+is armed, all at once, and the program does what it does alone. How often those of most functions are executed is counted by
+step_counts.c.
 """
 import argparse
 import collections
@@ -33,7 +29,7 @@ SMALLEST, LARGEST = 4, 6000  # bytes of a function
 MOST_CALLS = 300  # of one: a trap takes microseconds
 COUNTED_HITS = 30_000  # of the sample that is held against step_counts.c
 NOPS = b"\x90" * 16  # between functions: whatever ends there, the next begins anew
-#What is refused of instructions, and by what objdump shows that to be right.
+# Why an offset is refused.
 INSIDE = "inside an instruction"
 WATCHED = "a system call that sonde watches is or begins there"
 PAD = "a landing pad: the instruction behind it is probed for both"
@@ -42,9 +38,8 @@ SQL = """create table t(x integer primary key, y text, z real); create index i o
 with recursive c(n) as (select 1 union all select n+1 from c where n < 60)
   insert into t select n, printf('%04x', n * 7919 % 1000), n / 7.0 from c;
 select count(*), sum(x), min(y), max(y), round(avg(z), 6) from t where y like '%1%';
-select group_concat(x) from(select x from t order by y desc, x limit 20);
-delete from t where x % 3 = 0;
-update t set y = upper(y) where x % 5 = 0;
+select group_concat(x) from (select x from t order by y desc, x limit 20);
+delete from t where x % 3 = 0; update t set y = upper(y) where x % 5 = 0;
 select count(distinct y) from t;
 select json_extract('{"a":[1,2,{"b":"c"}]}', '$.a[2].b'), hex('xyz'), strftime('%Y', 0, 'unixepoch');"""
 PYTHON = """import re, sys
@@ -54,29 +49,14 @@ class A:
 d = {str(i): [i] * (i % 3) for i in range(40)}
 print(sorted(d, key=lambda k: d[k])[:5], A(1) == A(1), f'{1 / 3:.4f}', '%05d' % 42, 7 ** 90 % 1009, b'ab'.hex())
 print({*range(9)} & {3, 5}, 'a-b-c'.split('-'), re.sub('[aeiou]', 'X', 'functions'), sum(x * x for x in range(30)))
-try:
-  [].pop()
+try: [].pop()
 except IndexError as e: print(e)
 print(sys.intern('x'), bytes(range(5)), [1, 2, 3][::-1], (1.5).as_integer_ratio(), complex(1, 2) * 3, 'abc'.encode('utf-16'))"""
 PERL = r"""my %h = map { $_ => length } split /\W+/, 'the quick brown fox jumps over the lazy dog and the end';
-printf "%s %d\n", $_, $h{
-    $_
-  } for
-  sort keys % h;
-printf "%.17g %e %x %s\n", 1 / 3, 12345.678, 255, scalar gmtime 86400;
-my @a = map{sprintf '%03d', $_ * 7919 % 1000} 1..60;
-print join(',', sort { $b cmp $a } @a), "\n";
-open my $f, '<', '/proc/self/comm' or die;
-print scalar<$f>;
-close $f;
-print "1.5e3" + 2, " ", index('needle in hay', 'hay'), "\n";
-print lc 'ABC', uc 'def', "\n";
-for (1..20) {
-  my $s = 'x' x($_ * 50);
-  $s.= $s;
-  print length $s, ' '
-}
-print "\n";"""
+printf "%s %d\n", $_, $h{$_} for sort keys %h; printf "%.17g %e %x %s\n", 1/3, 12345.678, 255, scalar gmtime 86400;
+my @a = map { sprintf '%03d', $_ * 7919 % 1000 } 1..60; print join(',', sort { $b cmp $a } @a), "\n";
+open my $f, '<', '/proc/self/comm' or die; print scalar <$f>; close $f; print "1.5e3" + 2, " ", index('needle in hay', 'hay'), "\n";
+print lc 'ABC', uc 'def', "\n"; for (1..20) { my $s = 'x' x ($_ * 50); $s .= $s; print length $s, ' ' } print "\n";"""
 
 
 class Failure(Exception):
@@ -124,7 +104,7 @@ class Trial:
         return said, rows
 
     def choose(self):
-        """Functions without overlap: three quarters of them executed, and what has AVX-512 code among them."""
+        """Functions without overlap: three quarters of them with AVX-512 code or called by the program."""
         listed = json.loads(succeed([self.sonde, "list", "--json", self.library.file], self.folder))["functions"]
         names = collections.Counter(f["name"] for f in listed)
         listed = sorted((f for f in listed if names[f["name"]] == 1), key=lambda f: f["address"])
@@ -161,8 +141,7 @@ class Trial:
                         self.folder)
         every = {int(a, 16): what for a, what in re.findall(r"^ *([0-9a-f]+):\t(.*)$", lines, re.M)}
         for f in functions:
-            f["code"] = {
-i: every[f["at"] + i] for i in range(f["size"]) if f["at"] + i in every}
+            f["code"] = {i: every[f["at"] + i] for i in range(f["size"]) if f["at"] + i in every}
         return [f for f in functions if f["at"] + f["size"] in every and not any("(bad)" in c for c in f["code"].values())]
 
     def file_offset(self, address):
@@ -222,7 +201,7 @@ i: every[f["at"] + i] for i in range(f["size"]) if f["at"] + i in every}
                 total += n
         truth = self.step(sample)
         wrong = [a for a in sample if hits.get(a, 0) != truth[a]]
-#What depends on where things lie(a table of pointers) comes out otherwise when they lie elsewhere.
+        # What depends on where things lie (a table of pointers) comes out otherwise when they lie elsewhere.
         moving = set()
         for _ in range(3 if wrong else 0):
             again = self.step(sample, "--randomize")
@@ -244,8 +223,7 @@ i: every[f["at"] + i] for i in range(f["size"]) if f["at"] + i in every}
         if (done.stdout, done.stderr, done.returncode) != self.alone:
             raise Failure(f"single-stepped, the program did something else: status {done.returncode}\n{done.stderr.decode()}")
         found = {int(a, 16): int(n) for a, n in (line.split() for line in counts.read_text().splitlines())}
-        return {
-a: found.get(self.file_offset(a), 0) for a in sample}
+        return {a: found.get(self.file_offset(a), 0) for a in sample}
 
     def report(self, text):
         print(f"  {text}  [{time.monotonic() - self.began:.1f} s]", flush=True)
@@ -301,7 +279,7 @@ def main():
         print(f"skipped: {', '.join(missing)} not installed (./dev setup)")
         return SKIPPED
     build(work)
-    wrong = 0
+    wrong, began = 0, time.monotonic()
     for name, library in libraries(work).items():
         if options.libraries and name not in options.libraries:
             continue
@@ -312,6 +290,7 @@ def main():
         except Failure as failure:
             print(f"FAILED {name}: {failure}", flush=True)
             wrong += 1
+    print(f"{time.monotonic() - began:.1f} s in all")
     return 1 if wrong else 0
 
 

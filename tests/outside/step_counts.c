@@ -1,6 +1,6 @@
 // usage: step_counts [--randomize] FILE OFFSETS OUT COMMAND...
-// Writes "OFFSET HITS" to OUT for each instruction of FILE, a loaded one, at these file offsets (hexadecimal, one a line) that
-// COMMAND executes. Exit status: the command's.
+// Writes "OFFSET HITS" to OUT for each instruction of FILE, a loaded one, at these file offsets (hexadecimal, ascending, one a line)
+// that COMMAND executes. Exit status: the command's.
 //
 // The truth for tests of instruction probes, by nothing but ptrace: a breakpoint stands on each; where one is met, the program
 // goes on by single steps until it has left them again. For programs of one thread. Addresses are randomised only if asked for.
