@@ -13,7 +13,8 @@ import sys
 import gate
 
 NUMBERS = [n for n in range(1, 63) if n != 19 and not 42 <= n <= 49]
-ROW = re.compile(r"^\| (S\d+) \| (.*) \| (.*) \|$", re.M)
+NAMES = [f"S{n}" for n in NUMBERS] + [f"KP{n}" for n in range(1, 16)] + [f"OP{n}" for n in range(1, 11)]
+ROW = re.compile(r"^\| ((?:S|KP|OP)\d+) \| (.*) \| (.*) \|$", re.M)
 
 
 def ctest_exists(top, name):
@@ -49,16 +50,16 @@ def check(top):
                 yield f"{row}: there is no test {name}"
         if not names and not re.search(r"not yet: \S.{9}", tests):
             yield f"{row} names neither a test nor a reason why there is none"
-    for number in NUMBERS:
-        if f"S{number}" not in rows:
-            yield f"S{number} is missing"
+    for name in NAMES:
+        if name not in rows:
+            yield f"{name} is missing"
     for row in rows:
-        if int(row[1:]) not in NUMBERS:
+        if row not in NAMES:
             yield f"{row} is no requirement"
 
 
 def tree(changed=None, text=None):
-    rows = {n: f"| S{n} | {'what must hold, in full, with all its words' * 2} | `core/a_test.cc: holds` |" for n in NUMBERS}
+    rows = {n: f"| {n} | {'what must hold, in full, with all its words' * 2} | `core/a_test.cc: holds` |" for n in NAMES}
     if changed:
         rows[changed] = text
     return {"docs/requirements.md": "\n".join(rows.values()) + "\n", "core/a_test.cc": 'TEST_CASE("holds") {}\n',
@@ -67,11 +68,11 @@ def tree(changed=None, text=None):
 
 
 LONG = "a requirement that is long enough to be one"
-BAD = [tree(7, ""), tree(7, f"| S6 | {LONG} | `core_tests` |"), tree(7, f"| S7 | {LONG} | `core/a_test.cc: fails` |"),
-       tree(7, f"| S7 | {LONG} | not yet: |"), tree(7, f"| S7 | {LONG} | - |"), tree(7, f"| S7 | {LONG} | `case_011` |"),
-       tree(7, f"| S7 | {LONG} | `no_tests` |"), tree(7, f"| S7 | {LONG} | `tests/cli/a.bats: a: fails` |"), tree(7, "| S7 | short | `core_tests` |")]
-GOOD = [tree(), tree(7, f"| S7 | {LONG} | `tests/cli/a.bats: a: holds` |"), tree(7, f"| S7 | {LONG} | `core_tests`, `case_010`, `gate_layers` |"),
-        tree(7, f"| S7 | {LONG} | not yet: nothing writes such registers |")]
+BAD = [tree("S7", ""), tree("OP2", ""), tree("S7", f"| S6 | {LONG} | `core_tests` |"), tree("S7", f"| S7 | {LONG} | `core/a_test.cc: fails` |"),
+       tree("S7", f"| S7 | {LONG} | not yet: |"), tree("S7", f"| S7 | {LONG} | - |"), tree("S7", f"| S7 | {LONG} | `case_011` |"),
+       tree("S7", f"| S7 | {LONG} | `no_tests` |"), tree("S7", f"| S7 | {LONG} | `tests/cli/a.bats: a: fails` |"), tree("S7", "| S7 | short | `core_tests` |")]
+GOOD = [tree(), tree("S7", f"| S7 | {LONG} | `tests/cli/a.bats: a: holds` |"), tree("KP3", f"| KP3 | {LONG} | `core_tests` |"), tree("S7", f"| S7 | {LONG} | `core_tests`, `case_010`, `gate_layers` |"),
+        tree("S7", f"| S7 | {LONG} | not yet: nothing writes such registers |")]
 
 if __name__ == "__main__":
     sys.exit(gate.main(check, BAD, GOOD))

@@ -291,3 +291,71 @@ for n in calls: print(listed[n + 1]["name"])')
   grep -qx 'syscall+0x0 4' found
   [ "$(awk '/sigmask/ { n += $2 } END { print n }' found)" -ge 5 ] || { cat found; return 1; }
 }
+
+@test "a fault of a displaced instruction is the program's own: its pc, its address, its registers" {
+  cat >faults.c <<'C'
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <ucontext.h>
+#define FAULTS(X) X(load) X(store) X(divide) X(illegal) X(vector) X(wide) X(call) X(jump) X(repeated) X(pushed)
+#define X(name) extern char name[], name##_at[];
+FAULTS(X)
+#undef X
+asm(".text\n"
+    "load: nop\n load_at: mov (%rdi), %eax\n ret\n .size load, . - load\n"
+    "store: lea 8(%rdi), %rax\n store_at: movq $1, -8(%rax)\n ret\n .size store, . - store\n"
+    "divide: xor %ecx, %ecx\n xor %edx, %edx\n divide_at: div %ecx\n ret\n .size divide, . - divide\n"
+    "illegal: mov $7, %eax\n illegal_at: ud2\n .size illegal, . - illegal\n"
+    "vector: pxor %xmm0, %xmm0\n vector_at: movaps (%rdi), %xmm1\n ret\n .size vector, . - vector\n"
+    "wide: nop\n wide_at: vmovdqu (%rdi), %ymm1\n vzeroupper\n ret\n .size wide, . - wide\n"
+    "call: sub $8, %rsp\n call_at: call *16(%rdi)\n add $8, %rsp\n ret\n .size call, . - call\n"
+    "jump: nop\n jump_at: jmp *16(%rdi)\n .size jump, . - jump\n"
+    "repeated: mov $3, %ecx\n repeated_at: rep stosb\n ret\n .size repeated, . - repeated\n"
+    "pushed: push %rbx\n pushed_at: push (%rdi)\n pop %rax\n pop %rbx\n ret\n .size pushed, . - pushed\n"
+#define X(name) ".type " #name ", @function\n"
+    FAULTS(X)
+#undef X
+);
+static sigjmp_buf back;
+static char* frame;
+static void on_fault(int signal, siginfo_t* info, void* context) {
+  greg_t* regs = ((ucontext_t*)context)->uc_mcontext.gregs;
+  const char* name = "elsewhere";
+#define X(n) if ((char*)regs[REG_RIP] == n##_at) name = #n;
+  FAULTS(X)
+#undef X
+  printf("signal %d at %s, address %p, rcx %lld, rdi %lld, sp %ld\n", signal, name, signal == SIGSEGV ? info->si_addr : 0,
+         (char*)regs[REG_RIP] == repeated_at ? (long long)regs[REG_RCX] : 0, (long long)regs[REG_RDI], (long)(frame - (char*)regs[REG_RSP]));
+  siglongjmp(back, 1);
+}
+static void __attribute__((noinline)) attempt(char* function, char* argument) {
+  frame = __builtin_frame_address(0);
+  if (!sigsetjmp(back, 1)) ((void (*)(char*))function)(argument);
+}
+int main(void) {
+  struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+  for (int i = 0; i < 32; i++)
+    if (i == SIGSEGV || i == SIGFPE || i == SIGILL || i == SIGBUS) sigaction(i, &action, 0);
+  for (int i = 0; i < 3; i++) {
+#define X(name) attempt(name, (char*)(long)i);
+    FAULTS(X)
+#undef X
+  }
+}
+C
+  gcc -O1 -o faults faults.c
+  functions=(load store divide illegal vector wide call jump repeated pushed)
+  options=()
+  for f in "${functions[@]}"; do options+=(--at "$f+*"); done
+  same_as_untraced "${options[@]}" -- ./faults
+  [ "$(grep -c ' at elsewhere' untraced.out)" = 0 ] && [ "$(wc -l <untraced.out)" -ge 25 ]
+  same_as_untraced --force-trap "${options[@]}" -- ./faults
+  for f in "${functions[@]}"; do
+    # Alone, and displaced by the patch of the one in front of it.
+    at=$((0x$(nm faults | awk -v n="${f}_at" '$3 == n { print $1 }') - 0x$(nm faults | awk -v n="$f" '$3 == n { print $1 }')))
+    same_as_untraced --at "$f+$at" -- ./faults
+    same_as_untraced --at "$f" -- ./faults
+  done
+}
